@@ -18,6 +18,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+import kilburn.opening  # noqa: F401 -- the parts of the kernel that a test may use without a store are registered
+
 # Two threads that wait for each other on a busy machine are many times slower than one. Children inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # On a busy machine a command is long enough to tell of its progress, between the lines that a test compares.

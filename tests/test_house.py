@@ -1,12 +1,14 @@
-"""Rules about the sources that neither Ruff nor import-linter can hold."""
+"""Rules about the sources that neither Ruff nor import-linter can hold. Their bounds are in `pyproject.toml`, `[tool.house]`."""
 
 from __future__ import annotations
 
 import ast
 import re
 import sqlite3
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,7 @@ LATE = {
     "kilburn.backends.postgres.parts",
     "kilburn.backends.postgres.store",
     "kilburn.cli",
+    "kilburn.copying",
     "kilburn.dashboard.app",
     "kilburn.dashboard.behind_keys",
     "kilburn.dashboard.export",
@@ -53,6 +56,18 @@ command line, each of which is loaded when it is used."""
 
 SAYS_NOTHING = {"base", "common", "core", "helper", "helpers", "manager", "misc", "util", "utils"}
 MOCKS = ("Mock(", "MagicMock", "AsyncMock", "mock.patch", "@patch", "monkeypatch." + "setattr", "unittest" + ".mock")
+
+BOUNDS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["house"]
+CORE = ("kilburn", "kilburn.kernel.store", "kilburn.kernel.session", "kilburn.backends.sqlite")
+"""What a program needs that opens a store and uses a session of it."""
+ODD = {
+    "found", "known", "said", "told", "kept", "left", "one", "each", "there", "here", "came", "gone", "made", "taken",
+    "given", "held", "asked", "wanted", "seen", "shown", "done", "wrote", "read", "meant", "needed", "begun",
+    "written", "sent", "brought", "moved", "stored", "used", "named", "its", "these", "those", "them", "what", "which",
+    "who", "whoever", "again", "already", "still", "now", "then", "else", "once", "before", "after", "others", "other",
+    "both", "any", "some", "own", "so", "much", "many", "few", "least", "most", "longest",
+}  # fmt: skip
+"""Words that name no thing: as the name of a variable or a parameter they make a reader stop."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -187,3 +202,86 @@ def test_half_a_record_of_coverage_is_removed_and_a_whole_one_stays(pytestconfig
     rest.write_bytes(b"SQLite format 3\0 and no more")
     assert sorted(checks.remove_torn(tmp_path)) == [half.name, rest.name]
     assert [path.name for path in tmp_path.iterdir()] == [whole.name]
+
+
+@cache
+def product() -> Mapping[str, tuple[Path, Sequence[ast.AST]]]:
+    """The modules of the product with all their nodes."""
+    found = {}
+    for path in SOURCES:
+        if path.is_relative_to(PACKAGES[0]):
+            name = ".".join(path.relative_to(PACKAGES[0].parent).with_suffix("").parts).removesuffix(".__init__")
+            found[name] = path, list(ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))))
+    return found
+
+
+def imported(module: str) -> set[str]:
+    """The modules of the product that a module imports anywhere in it, but under TYPE_CHECKING."""
+    _, nodes = product()[module]
+    hidden = [
+        range(node.body[0].lineno, (node.body[-1].end_lineno or node.lineno) + 1)
+        for node in nodes
+        if isinstance(node, ast.If) and getattr(node.test, "id", getattr(node.test, "attr", "")) == "TYPE_CHECKING"
+    ]
+    names = set()
+    for node in nodes:
+        if isinstance(node, ast.Import | ast.ImportFrom) and not any(node.lineno in lines for lines in hidden):
+            of = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            names |= {of.removesuffix(".")} | {of + alias.name for alias in node.names}
+    return names & product().keys()
+
+
+def code_lines(path: Path, nodes: Sequence[ast.AST]) -> int:
+    """The lines of a module without blank lines, comments and docstrings, those of variables included."""
+    docs = set()
+    for node in nodes:
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            docs.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    lines = enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+    return sum(bool(line.strip()) and not line.strip().startswith("#") and number not in docs for number, line in lines)
+
+
+def test_the_core_is_small() -> None:
+    """Its modules are those that `kilburn.open`, a session and the SQLite backend need."""
+    core, waiting = set[str](), list(CORE)
+    while waiting:
+        module = waiting.pop()
+        if module not in core:
+            core.add(module)
+            waiting += imported(module)
+    lines = sum(code_lines(*product()[module]) for module in core)
+    assert len(core) <= BOUNDS["core_modules"], f"{len(core)} modules:" + lines_of(sorted(core))
+    assert lines <= BOUNDS["core_lines"]
+    assert BOUNDS["core_modules"] - len(core) < 10, "lower the bound: it is far above what is there"
+
+
+def test_a_class_has_few_public_methods() -> None:
+    """Those of its base classes are counted too. What has more stands in `wide_classes`, with a reason."""
+    classes = {
+        node.name: node
+        for _, nodes in product().values()
+        for node in nodes
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    }
+
+    def methods(name: str) -> set[str]:
+        if name not in classes:
+            return set()
+        inherited = [methods(base.id) for base in classes[name].bases if isinstance(base, ast.Name) and base.id != name]
+        return {node.name for node in classes[name].body if isinstance(node, Function) and node.name[0] != "_"}.union(*inherited)
+
+    wide = {name: count for name in classes if (count := len(methods(name))) > BOUNDS["public_methods"]}
+    assert wide.keys() == BOUNDS["wide_classes"].keys(), wide
+    assert all(BOUNDS["wide_classes"].values())
+
+
+def test_variables_have_names_of_things() -> None:
+    names = [
+        node.id if isinstance(node, ast.Name) else node.arg
+        for _, nodes in product().values()
+        for node in nodes
+        if isinstance(node, ast.arg) or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+    ]
+    share = 100 * sum(name.lower().strip("_") in ODD for name in names) / len(names)
+    assert len(names) > 10_000
+    assert share <= BOUNDS["odd_names_percent"], f"{share:.2f}% of the names"

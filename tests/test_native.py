@@ -231,7 +231,7 @@ def test_a_child_of_a_fork_has_a_status_of_its_own(tmp_path: Path) -> None:
 DECODES = (
     """
 import threading
-from kilburn.kernel.drive import answerer
+from kilburn.answering import answerer
 from kilburn.effect import Ask
 from kilburn.model import Request
 from kilburn.models.local import Local
@@ -268,7 +268,7 @@ SLOW_MODEL = """
 import sys, threading
 import kilburn
 from kilburn.effect import Ask
-from kilburn.kernel.drive import answerer
+from kilburn.answering import answerer
 
 class Model:
     name, form, context, tokenizer = "hangs", "chat", None, "chars/4"

@@ -13,9 +13,9 @@ import re
 from pathlib import Path
 
 from figures import Row, emit, parser
+from kilburn import Store
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
-from kilburn.kernel.store import Store
 from kilburn.page import parse_address
 from kilburn.search.choice import vectors_for
 from kilburn.testing import FakeClock

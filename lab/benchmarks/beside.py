@@ -15,8 +15,8 @@ from pathlib import Path
 import kilburn
 from corpus import texts
 from figures import Row, emit, median, parser, quantile
-from kilburn.kernel.brought import known
 from kilburn.kernel.store import Store
+from kilburn.memory.brought import known
 from kilburn.memory.core_memory import CoreMemory
 from kilburn.move import Add
 

@@ -13,8 +13,8 @@ import json
 import kilburn
 from figures import Row, emit, parser
 from kilburn.errors import KernelError
-from kilburn.kernel import memory_tools
 from kilburn.kernel.session import Session
+from kilburn.memory import memory_tools
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.move import Load
 from kilburn.page import Place, parse_address

@@ -15,13 +15,13 @@ from typing import Any
 
 import msgspec
 
+from kilburn import Store
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import Overlong, Refused
-from kilburn.kernel.store import Store
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Delta, Model, Reply, Request
-from kilburn.tokens.characters import Characters
+from kilburn.tokens.estimate import Characters
 from kilburn_lab.reasoning_cache import Reasoning, ReasoningCache, RoundPrompts, Schedule
 
 STEPWISE = RoundPrompts(

@@ -17,10 +17,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from figures import Row, emit, parser
+from kilburn import Store
 from kilburn.backend import Batch
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
-from kilburn.kernel.store import Store
 
 WORDS = "I looked at line {n} of the parser, and the check for the last line stands before the loop, where it is skipped. " * 3
 

@@ -15,12 +15,13 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from kilburn.answering import answerer
 from kilburn.cli.model_loading import open_model
 from kilburn.cli.screen import count, many, progress, sink
 from kilburn.cli.shell import Force, main
 from kilburn.errors import SpecError, WireError
 from kilburn.file import check_target
-from kilburn.kernel.drive import answerer, run
+from kilburn.kernel.drive import run
 from kilburn.terminal import say
 from kilburn.tokens.choice import counter_for
 from kilburn.wire.recording import read_lines

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from kilburn import Store
 from kilburn.agents.loop import Limits
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import Unavailable
 from kilburn.kernel.session import Session
-from kilburn.kernel.store import Store
 from kilburn.model import Delta, Reply, Request
 from kilburn.testing import Scripted, check_laws
 from kilburn.wire.mementos import BLOCK_END, BLOCK_START, SUMMARY_END, SUMMARY_START, parse

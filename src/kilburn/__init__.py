@@ -40,7 +40,7 @@ attach(
         "Part": "kilburn.message",
         "Role": "kilburn.message",
         "Session": "kilburn.kernel.session",
-        "Store": "kilburn.kernel.store",
+        "Store": "kilburn.opening",
         "copy": "kilburn.opening",
         "open": "kilburn.opening",
     },

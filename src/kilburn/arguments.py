@@ -54,7 +54,7 @@ def checked(cls: Class) -> Class:
 
 
 def checking(function: Function) -> Function:
-    """Return a function that checks the types of its arguments first; see `checked`."""
+    """A function that checks the types of its arguments first; see `checked`."""
     parameters = list(inspect.signature(function).parameters.values())
     if not any(parameter.annotation not in (parameter.empty, "Any") for parameter in parameters):
         return function
@@ -63,13 +63,13 @@ def checking(function: Function) -> Function:
     def checks() -> list[tuple[int, str, Any, Takes]]:
         # What annotations name is known when the modules are there.
         hints = get_type_hints(function)
-        checks_by_place = []
+        checks_found = []
         for at, parameter in enumerate(parameters):
             take = taking(hints.get(parameter.name, Any)) if parameter.name not in UNCHECKED else None
             if take is not None and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
                 place = at if parameter.kind is parameter.POSITIONAL_OR_KEYWORD else sys.maxsize
-                checks_by_place.append((place, parameter.name, hints[parameter.name], take))
-        return checks_by_place
+                checks_found.append((place, parameter.name, hints[parameter.name], take))
+        return checks_found
 
     @functools.wraps(function)
     def door(*args: Any, **kwargs: Any) -> Any:
@@ -111,8 +111,8 @@ def check_fields(struct: msgspec.Struct) -> None:
 
 @functools.cache
 def _fields(cls: type[msgspec.Struct]) -> list[tuple[str, Any, Takes]]:
-    converters = ((name, hint, taking(hint)) for name, hint in get_type_hints(cls).items() if name in cls.__struct_fields__)
-    return [(name, hint, take) for name, hint, take in converters if take is not None and name not in UNCHECKED]
+    fields = ((name, hint, taking(hint)) for name, hint in get_type_hints(cls).items() if name in cls.__struct_fields__)
+    return [(name, hint, take) for name, hint, take in fields if take is not None and name not in UNCHECKED]
 
 
 def plain_number(value: Any) -> Any:
@@ -127,8 +127,8 @@ def taking(hint: Any) -> Takes | None:
     mostly the argument itself, or `UNFIT` if the value does not fit."""
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
-        takes = [taking(argument) for argument in get_args(hint)]
-        return None if None in takes else functools.partial(_first, [take for take in takes if take is not None])
+        several = [taking(arg) for arg in get_args(hint)]
+        return None if None in several else functools.partial(_first, [take for take in several if take is not None])
     if hint in EXACT:
         return EXACT[hint]
     if hint is Any:
@@ -136,7 +136,7 @@ def taking(hint: Any) -> Takes | None:
     if is_typeddict(hint):
         return functools.partial(_instance, dict)
     if inspect.isclass(origin) and issubclass(origin, Iterable):
-        return functools.partial(_several, origin, [taking(argument) or _any for argument in get_args(hint)])
+        return functools.partial(_several, origin, [taking(arg) or _any for arg in get_args(hint)])
     if inspect.isclass(origin):
         return functools.partial(_instance, origin)
     # Other protocols are looked through by those who use them.
@@ -227,8 +227,8 @@ def _is_runtime(hint: Any) -> bool:
     return bool(getattr(hint, "_is_runtime_protocol", False))
 
 
-def _refusal(subject: str, value: Any, hint: Any) -> SpecError:
-    return SpecError(f"{subject}={_shown(value)}", advice=f"give {_told(hint)}")
+def _refusal(argument: str, value: Any, hint: Any) -> SpecError:
+    return SpecError(f"{argument}={_shown(value)}", advice=f"give {_told(hint)}")
 
 
 def _shown(value: Any) -> str:

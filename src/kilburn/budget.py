@@ -6,6 +6,7 @@ is a one-method seam: `kilburn.tokens` holds the counters.
 
 from __future__ import annotations
 
+import copy
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -69,3 +70,20 @@ class Budget(msgspec.Struct, frozen=True):
 def text_cost(counter: Counter, text: str) -> int:
     """What a text costs as a message of its own, in tokens."""
     return counter.count(text) + counter.envelope
+
+
+def repriced(counter: Counter, **prices: int | str) -> Counter:
+    """Return a copy of a counter that prices attachments otherwise, and counts text alike.
+
+    Args:
+        prices: `family`, whose rules hold for images, documents and sound; or `file_tokens`, the tokens of a file that a prompt
+            names by an id or a URL.
+    """
+    copied = copy.copy(counter)
+    vars(copied).update(prices)
+    return copied
+
+
+def counts_alike(first: Counter, second: Counter) -> bool:
+    """Whether two counters give every text the same count, whatever their names are."""
+    return type(first) is type(second) and {**vars(first), "name": ""} == {**vars(second), "name": ""}

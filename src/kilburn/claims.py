@@ -93,8 +93,8 @@ def contested(claims: Iterable[tuple[object, Claim | None]]) -> list[tuple[int, 
     for places in by_topic.values():
         if len(places) > 1:
             objects = [plain_name(claim.object) for at in places if (claim := listed[at][1]) is not None]
-            for at, name in zip(places, objects, strict=True):
-                rivals[at] = tuple(rival for rival, rival_name in zip(places, objects, strict=True) if rival_name != name)
+            for at, value in zip(places, objects, strict=True):
+                rivals[at] = tuple(rival for rival, theirs in zip(places, objects, strict=True) if theirs != value)
     return rivals
 
 
@@ -102,6 +102,6 @@ def together(rivals: Sequence[tuple[int, ...]]) -> list[int]:
     """Return all places in order, each followed at once by those that contradict it (see `contested`), so that the end of a
     budget seldom separates contradicting claims."""
     order: dict[int, None] = {}
-    for at, rival_places in enumerate(rivals):
-        order.update(dict.fromkeys((at, *rival_places)))
+    for at, opponents in enumerate(rivals):
+        order.update(dict.fromkeys((at, *opponents)))
     return list(order)

@@ -123,10 +123,10 @@ class KilburnError(Exception):
 
     boundary = "kilburn"
 
-    def __init__(self, problem: str, *, advice: str = "") -> None:
-        self.what = problem
+    def __init__(self, message: str, *, advice: str = "") -> None:
+        self.what = message
         self.advice = advice
-        super().__init__(f"{self.boundary}: {problem}" + (f" ({advice})" if advice else ""))
+        super().__init__(f"{self.boundary}: {message}" + (f" ({advice})" if advice else ""))
 
 
 class WireError(KilburnError):
@@ -156,16 +156,16 @@ class KernelError(KilburnError):
 class LawBroken(KernelError):
     """A move that breaks one of the ten laws (`law`, 1 to 10; see docs/design/architecture.md)."""
 
-    def __init__(self, law: int, problem: str, *, advice: str = "") -> None:
+    def __init__(self, law: int, message: str, *, advice: str = "") -> None:
         self.law = law
-        super().__init__(f"law {law}: {problem}", advice=advice)
+        super().__init__(f"law {law}: {message}", advice=advice)
 
 
 class PinsExceedWindow(LawBroken):
     """Pins, and calls that wait for their results, would not fit the window (law 2 against law 3)."""
 
-    def __init__(self, problem: str, *, advice: str = "unpin something, or open a larger window") -> None:
-        super().__init__(2, problem, advice=advice)
+    def __init__(self, message: str, *, advice: str = "unpin something, or open a larger window") -> None:
+        super().__init__(2, message, advice=advice)
 
 
 class UnknownAddress(KernelError):
@@ -180,9 +180,9 @@ class NoteConflict(KernelError):
     """A note is not what its writer has read: somebody changed it meanwhile. Nothing was written. `note` is what it is now, or
     None if it is gone."""
 
-    def __init__(self, problem: str, *, advice: str = "", note: Any = None) -> None:
+    def __init__(self, message: str, *, advice: str = "", note: Any = None) -> None:
         self.note = note
-        super().__init__(problem, advice=advice)
+        super().__init__(message, advice=advice)
 
 
 class EmptyPrompt(KernelError):
@@ -191,11 +191,11 @@ class EmptyPrompt(KernelError):
 
     def __init__(
         self,
-        problem: str = "there is nothing to send to the model: the session is new, or what its prompt had was forgotten",
+        message: str = "there is nothing to send to the model: the session is new, or what its prompt had was forgotten",
         *,
         advice: str = "append a message first",
     ) -> None:
-        super().__init__(problem, advice=advice)
+        super().__init__(message, advice=advice)
 
 
 class InvalidBudget(KernelError):
@@ -263,9 +263,9 @@ class Overlong(ModelError):
 class RateLimited(ModelError):
     """Too many requests. `retry_after` is in seconds, or None where the provider did not say."""
 
-    def __init__(self, problem: str, *, advice: str = "", retry_after: float | None = None) -> None:
+    def __init__(self, message: str, *, advice: str = "", retry_after: float | None = None) -> None:
         self.retry_after = retry_after
-        super().__init__(problem, advice=advice)
+        super().__init__(message, advice=advice)
 
 
 class Unavailable(ModelError):
@@ -299,10 +299,10 @@ class OutOfBlocks(KVError):
     """Fewer blocks are free than are needed (`needed`)."""
 
     def __init__(
-        self, problem: str, *, needed: int, advice: str = "free or evict something, or preempt with Tables.reserve"
+        self, message: str, *, needed: int, advice: str = "free or evict something, or preempt with Tables.reserve"
     ) -> None:
         self.needed = needed
-        super().__init__(problem, advice=advice)
+        super().__init__(message, advice=advice)
 
 
 class FreedSequence(KVError):
@@ -338,10 +338,10 @@ class MemoryRefused(KilburnError):
 class SecretFound(MemoryRefused):
     """The text holds a secret. `rules` names the rules that found one; the secret itself is not in the error."""
 
-    def __init__(self, rules: Sequence[str], consequence: str = "") -> None:
+    def __init__(self, rules: Sequence[str], detail: str = "") -> None:
         self.rules = tuple(dict.fromkeys(rules))
-        problem = f"the text holds a secret ({', '.join(self.rules)})" + (f"; {consequence}" if consequence else "")
-        super().__init__(problem, advice="take it out of the text, or have it redacted")
+        message = f"the text holds a secret ({', '.join(self.rules)})" + (f"; {detail}" if detail else "")
+        super().__init__(message, advice="take it out of the text, or have it redacted")
 
 
 class QuotaExceeded(MemoryRefused):
@@ -368,9 +368,9 @@ class AccessDenied(KilburnError):
 
     boundary = "agent"
 
-    def __init__(self, problem: str, *, cause: str, advice: str = "") -> None:
+    def __init__(self, message: str, *, cause: str, advice: str = "") -> None:
         self.cause = cause
-        super().__init__(problem, advice=advice)
+        super().__init__(message, advice=advice)
 
 
 class SandboxError(KilburnError):
@@ -398,8 +398,8 @@ class MergeConflict(WorkspaceError):
 
     def __init__(self, paths: Sequence[str], why: str) -> None:
         self.paths = tuple(paths)
-        listed_paths = ", ".join(self.paths[:5]) + (f" and {len(self.paths) - 5} more" if len(self.paths) > 5 else "")
-        super().__init__(f"not merged: {listed_paths}: {why}", advice="settle it in one of the two folders, or discard one")
+        listing = ", ".join(self.paths[:5]) + (f" and {len(self.paths) - 5} more" if len(self.paths) > 5 else "")
+        super().__init__(f"not merged: {listing}: {why}", advice="settle it in one of the two folders, or discard one")
 
 
 class SpecError(KilburnError):

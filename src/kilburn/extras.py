@@ -37,8 +37,8 @@ def _pip() -> str:
     import sys
     from pathlib import Path
 
-    pip_path = shutil.which("pip")
-    if not sys.executable or (pip_path and Path(pip_path).parent == Path(sys.executable).parent):
+    path = shutil.which("pip")
+    if not sys.executable or (path and Path(path).parent == Path(sys.executable).parent):
         return "pip"
     return f'"{sys.executable}" -m pip'
 
@@ -70,23 +70,23 @@ def _origin(note: str | None, extra: str) -> str:
     from urllib.request import url2pathname
 
     try:
-        direct_url = json.loads(note or "{}")
-        url = direct_url.get("url", "")
+        record = json.loads(note or "{}")
+        url = record.get("url", "")
         if url.startswith("file:"):
             place = Path(url2pathname(urlsplit(url).path))
             if not place.exists():
                 return ""
-            if place.is_dir() and "vcs_info" not in direct_url:
-                flag = "-e " if direct_url.get("dir_info", {}).get("editable") else ""
+            if place.is_dir() and "vcs_info" not in record:
+                flag = "-e " if record.get("dir_info", {}).get("editable") else ""
                 return _folder(place, extra, flag)
         if extra in BESIDE and url.endswith(".whl"):
             return ""  # it holds the product alone
         name, folder, _ = BESIDE.get(extra, (f"kilburn[{extra}]", "", ""))
-        folder = "/".join(filter(None, (direct_url.get("subdirectory"), folder)))
+        folder = "/".join(filter(None, (record.get("subdirectory"), folder)))
         below = f"subdirectory={folder}" if folder else ""
-        if "vcs_info" in direct_url:
+        if "vcs_info" in record:
             local = url.startswith("file:")
-            url = f"{direct_url['vcs_info']['vcs']}+{url}@{direct_url['vcs_info']['commit_id']}"
+            url = f"{record['vcs_info']['vcs']}+{url}@{record['vcs_info']['commit_id']}"
             if local:
                 # Before an @ such an address must have a host.
                 return f'"{url}#{"&".join(filter(None, [f"egg={name}", below]))}"'
@@ -106,7 +106,7 @@ def _folder(place: Path, extra: str, flag: str) -> str:
 
 
 def _requirements(requires: list[str], extra: str) -> list[str]:
-    """Return the requirements of an extra in quotes, including those of extras within it."""
+    """The requirements of an extra, in quotes, those of extras within it among them."""
     requirements: dict[str, None] = {}
     for line in requires:
         requirement, _, marker = line.partition(";")

@@ -28,19 +28,20 @@ from kilburn import __version__
 from kilburn.backend import SegmentInfo, SegmentKind
 from kilburn.budget import Budget
 from kilburn.collections.collecting import LARGEST, as_changes
-from kilburn.collections.collection import MOST, Collection
+from kilburn.collections.collection import MAX_ADDRESS_PAGES, Collection
 from kilburn.errors import Forgotten, KernelError, KilburnError, MissingExtra, SpecError, StoreCorrupt, UnknownAddress
 from kilburn.forgetting.erasure import described, find_copies, receipt_pages
 from kilburn.kernel.branches import branches_in
 from kilburn.kernel.ledger import counter_of
 from kilburn.kernel.render import readable
-from kilburn.kernel.store import MEMORY, Store
+from kilburn.kernel.store import MEMORY
 from kilburn.memory.account import describe, provenance, versions
 from kilburn.memory.quota import Quota, make_room
 from kilburn.memory.secrets import Secrets, screen
 from kilburn.memory.words import is_said
 from kilburn.message import Trust
 from kilburn.move import Add, Retire
+from kilburn.opening import Store
 from kilburn.page import Page, Place, parse_address
 from kilburn.terminal import spelled
 from kilburn.wire.quotation import with_headings
@@ -436,8 +437,8 @@ class _Door:
                 raise UnknownAddress(f"there is no branch {path[:80]!r} there", advice="take the address from a hit")
             info = branch_info
         first, last = parse_address(rest)
-        if last - first >= MOST:
-            raise KernelError(f"{address} names {last - first + 1:,} pages", advice=f"name {MOST:,} at most")
+        if last - first >= MAX_ADDRESS_PAGES:
+            raise KernelError(f"{address} names {last - first + 1:,} pages", advice=f"name {MAX_ADDRESS_PAGES:,} at most")
         in_range = max(abs(first), abs(last)) < LARGEST
         rows = self.store.backend.read((_whole(info).number, page) for page in range(first, last + 1)) if in_range else {}
         if (info.number, last) not in rows or (info.number, first) not in rows:

@@ -10,18 +10,45 @@ from collections.abc import Callable
 from contextlib import closing
 from os import PathLike, fsencode
 from os.path import exists, samefile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kilburn import tracing  # noqa: F401 -- from now on it sees each question to a model
+from kilburn import (
+    answering,
+    tracing,  # noqa: F401 -- from now on it sees each question to a model
+)
 from kilburn.backends.places import canonical_name, open_backend
 from kilburn.budget import Budget
 from kilburn.errors import SpecError, StoreBusy, StoreReadOnly
 from kilburn.forgetting.erasure import copied_to, remember_copy
-from kilburn.kernel.copying import Copied
-from kilburn.kernel.copying import copy as copied
-from kilburn.kernel.store import Store
+from kilburn.kernel.capabilities import capabilities
+from kilburn.kernel.store import Store as Store
 from kilburn.search.choice import vectors_for
+from kilburn.tokens import choice, media
 from kilburn.tokens.choice import counter_named
+from kilburn.wire import form
+
+if TYPE_CHECKING:
+    from kilburn.collections.collection import Collection
+    from kilburn.copying import Copied
+    from kilburn.memory.notes import Notes
+    from kilburn.memory.user_memory import UserMemory
+
+
+class _Memories:
+    """Makes memories and notes; what they are made of is imported with the first one."""
+
+    def make_memory(self, store: Store, collection: Collection) -> UserMemory:
+        from kilburn.memory.user_memory import UserMemory
+
+        return UserMemory(store, collection)
+
+    def make_notes(self, store: Store, owner: str) -> Notes:
+        from kilburn.memory.notes import Notes
+
+        return Notes(store, owner)
+
+
+capabilities.register(forms=form, counters=choice, attachments=media, answers=answering, memories=_Memories())
 
 
 def open(
@@ -139,6 +166,8 @@ def copy(
             another store was copied there from this place.
         StoreReadOnly, StoreBusy, StoreStale, StoreFull, StoreCorrupt.
     """
+    from kilburn.copying import copy as copied
+
     for path in (source, target):
         _check_path(path)
     names = [canonical_name(path) for path in (source, target)]
@@ -153,8 +182,8 @@ def copy(
         if not note:
             return
         try:
-            with closing(open_backend(source, tenant=tenant)) as writable:
-                remember_copy(writable, places[1], time.time())
+            with closing(open_backend(source, tenant=tenant)) as backend:
+                remember_copy(backend, places[1], time.time())
         except (StoreReadOnly, StoreBusy) as error:
             progress(0, 0, f"the source keeps no note of this copy: {error.what}")
 

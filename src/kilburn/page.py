@@ -196,15 +196,15 @@ def span_of(first: int, last: int) -> str:
     return f"p{first}" if first == last else f"p{first}-p{last}"
 
 
-def stretches(ids: Sequence[int], max_numbers: int | None = None) -> list[int]:
-    """Return the first and last id of each stretch of consecutive ids, in one flat list. The ids ascend.
+def stretches(ids: Sequence[int], limit: int | None = None) -> list[int]:
+    """First and last of each stretch of consecutive ids, one after the other. The ids ascend.
 
     Args:
-        most: numbers that the result may have; with more it is cut off.
+        limit: numbers that the result may have; with more it is cut off.
     """
     runs: list[int] = []
     start = 0
-    while start < len(ids) and (max_numbers is None or len(runs) <= max_numbers):
+    while start < len(ids) and (limit is None or len(runs) <= limit):
         offset = ids[start] - start
         end = bisect_right(range(len(ids)), offset, lo=start, key=lambda at: ids[at] - at)
         runs += (ids[start], ids[end - 1])

@@ -185,8 +185,8 @@ class View:
                 break
             if page.id in chosen or page.id in self.pins:
                 continue
-            stay_key = page.group, self.is_latest(page)
-            stay = bool(page.group) and stay_key in stays
+            key = page.group, self.is_latest(page)
+            stay = bool(page.group) and key in stays
             together = [] if stay else [resident[member] for member in self.group(page.id) if member in resident]
             if not stay and self.is_movable(page, together):
                 leaving = [member for member in together if member.id not in chosen]
@@ -194,9 +194,9 @@ class View:
             elif page.answers and not self.is_latest(page) and page.tokens > self.handle:
                 leaving = [page]
                 freed += page.tokens - self.handle
-                stays.add(stay_key)
+                stays.add(key)
             else:
-                stays.add(stay_key)
+                stays.add(key)
                 continue
             chosen.update(dict.fromkeys(member.id for member in leaving))
         return tuple(chosen)
@@ -226,8 +226,7 @@ class View:
         return self._with_groups((*latest, *self.pins, *self.open))
 
     def _with_groups(self, pages: Iterable[int]) -> set[int]:
-        """Return these pages and all that move together with them. Each group is read once, however many of its pages are
-        given."""
+        """Some pages and all that move together with them. Each group is looked at once, however many of it are named."""
         members: set[int] = set()
         for page in pages:
             if page not in members:
@@ -253,9 +252,9 @@ class View:
         return self._places
 
     def movable(self, pages: Iterable[Page]) -> list[Page]:
-        """Return the resident pages among these that may leave together: whole groups, without pages that stay (see `held`)."""
-        fixed = self.held()
-        free = [page for page in pages if page.id not in fixed]
+        """The resident pages among these that may leave together: whole groups, and nothing that stays (see `held`)."""
+        staying = self.held()
+        free = [page for page in pages if page.id not in staying]
         chosen = {page.id for page in free}
         tied = self._tied(free, chosen)
         if tied:
@@ -273,8 +272,8 @@ class View:
         if not self._groups:
             self._groups.update(Counter([page.group for page in self.pages]))
         resident = self.residents
-        group_counts = Counter([page.group for page in free if page.group and page.id in resident])
-        return {group for group, count in group_counts.items() if count < self._groups[group]}
+        counts = Counter([page.group for page in free if page.group and page.id in resident])
+        return {group for group, count in counts.items() if count < self._groups[group]}
 
     def stretch(self, pages: Iterable[int], within: Set[int] | None = None) -> Stretch:
         """Return the stretch that a fold in place of these pages covers: the sources that it must cite to break no law, and the
@@ -290,17 +289,17 @@ class View:
                 already out: the fold cites them too.
             within: the originals that it may cite; None for all.
         """
-        requested = set(pages)
+        chosen = set(pages)
         resident: Set[int] = self._places.keys()
-        if 8 * len(requested) < len(self.pages):
+        if 8 * len(chosen) < len(self.pages):
             # Many such stretches may be asked for.
             resident = self.residents.keys()
             going = {
-                page.id: page for page in [self.pages[at] for at in sorted(map(self._places.__getitem__, requested & resident))]
+                page.id: page for page in [self.pages[at] for at in sorted(map(self._places.__getitem__, chosen & resident))]
             }
         else:
             resident = resident or {page.id for page in self.pages}
-            going = {page.id: page for page in self.pages if page.id in requested}
+            going = {page.id: page for page in self.pages if page.id in chosen}
         if going.keys() != self._free:
             going = {page.id: page for page in self.movable(going.values())}
         beside = {number for number in self.copies if number in going}
@@ -308,7 +307,7 @@ class View:
         plain = going.keys() - behind.keys() - beside
         together = self._with_groups(going) if self.stubs else set()
         stubs = {stub for stub in self.stubs if stub in together}
-        out = {number for number in requested - resident if number > 0 and not self.gone(number)}
+        out = {number for number in chosen - resident if number > 0 and not self.gone(number)}
         sources = plain.union(stubs, out, *behind.values())
         if out or min(resident, default=0) < 0:
             stays = (page for page in self.pages if page.id not in going)
@@ -331,9 +330,9 @@ class View:
         }
 
     def _shown_by(self, staying: Iterable[Page]) -> set[int]:
-        """Return the originals that these pages show, and all of their groups."""
-        staying_pages = list(staying)
-        return self._with_groups(page.id for page in staying_pages).union(*map(self.originals, staying_pages))
+        """The originals that some pages show, and all of their groups."""
+        pages = list(staying)
+        return self._with_groups(page.id for page in pages).union(*map(self.originals, pages))
 
     def _torn(self, going: Mapping[int, Page], behind: Mapping[int, Set[int]], stubs: Set[int], legal: Set[int]) -> set[int]:
         """The leaving pages of which not everything may be cited, each with its group."""

@@ -56,8 +56,8 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True):
     def cost(self, usage: Tokens) -> float:
         """Return the cost of one reply, including the provider's own compaction."""
         fresh = usage.prompt - usage.cached - usage.written
-        subtotal = fresh * self.input + usage.cached * self.cached + usage.written * self.written + usage.reply * self.output
-        return subtotal / 1e6 + (self.cost(usage.beside) if usage.beside is not None else 0.0)
+        cost = fresh * self.input + usage.cached * self.cached + usage.written * self.written + usage.reply * self.output
+        return cost / 1e6 + (self.cost(usage.beside) if usage.beside is not None else 0.0)
 
 
 PRICES = {

@@ -64,15 +64,15 @@ def exports() -> dict[str, list[str]]:
     from pathlib import Path
 
     specs = [spec for package in PACKAGES if (spec := find_spec(package)) is not None and spec.origin is not None]
-    names_by_module: dict[str, list[str]] = {}
+    modules: dict[str, list[str]] = {}
     for spec in specs:
         root = Path(spec.origin or "").parent
         for file in sorted(root.rglob("*.py")):
             names = re.search(PUBLIC, file.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
             if names is not None:
                 module = ".".join([spec.name, *file.relative_to(root).with_suffix("").parts]).removesuffix(".__init__")
-                names_by_module[module] = re.findall(r'"(\w+)"', names[1])
-    return names_by_module
+                modules[module] = re.findall(r'"(\w+)"', names[1])
+    return modules
 
 
 def _advice(name: str, package: str) -> str:
@@ -80,16 +80,18 @@ def _advice(name: str, package: str) -> str:
     package has."""
     if name.startswith("_"):
         return ""
-    modules_by_name: dict[str, list[str]] = {}
+    modules: dict[str, list[str]] = {}
     for module, names in exports().items():
-        for export in names:
-            modules_by_name.setdefault(export, []).append(module)
-    near = sorted((export for export in modules_by_name if export.lower() == name.lower()), key=lambda export: export != name)
+        for candidate in names:
+            modules.setdefault(candidate, []).append(module)
+    near = sorted(
+        (candidate for candidate in modules if candidate.lower() == name.lower()), key=lambda candidate: candidate != name
+    )
     if not near:
         import difflib  # only for an error
 
-        near = difflib.get_close_matches(name, modules_by_name, 2, 0.8)
-    lines = [f"from {module} import {export}" for export in near for module in modules_by_name[export]]
+        near = difflib.get_close_matches(name, modules, 2, 0.8)
+    lines = [f"from {module} import {candidate}" for candidate in near for module in modules[candidate]]
     more = "" if len(lines) <= MAX_PLACES else f", and {len(lines) - MAX_PLACES} more"
     if lines:
         return f"; write {' or '.join(f'`{line}`' for line in lines[:MAX_PLACES])}{more}"

@@ -27,7 +27,7 @@ from kilburn.errors import SpecError
 from kilburn.event import Act
 from kilburn.kernel.branches import Inherit
 from kilburn.kernel.session import Session
-from kilburn.kernel.taint import tainted
+from kilburn.memory.taint import tainted
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.model import Reply
 from kilburn.move import Add

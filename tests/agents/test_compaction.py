@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from kernel.talk import assistant, call_of, tool, user
+from kilburn import Store
 from kilburn.agents.compaction import compact, compact_at_provider
 from kilburn.agents.loop import Agent
 from kilburn.backends.sqlite import Sqlite
@@ -16,7 +17,6 @@ from kilburn.budget import Budget
 from kilburn.errors import Forgotten, LawBroken, Unavailable
 from kilburn.event import Act
 from kilburn.kernel.session import Session
-from kilburn.kernel.store import Store
 from kilburn.message import Kind, Message
 from kilburn.model import Request
 from kilburn.testing import FakeClock, Scripted, check_laws

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 import kilburn
 from kilburn.agents.loop import LEARNING_POLICIES, Agent
 from kilburn.errors import KernelError, SpecError
-from kilburn.kernel.brought import StandingNote, known
 from kilburn.kernel.store import Store
 from kilburn.memory.account import progress
+from kilburn.memory.brought import StandingNote, known
 from kilburn.memory.core_memory import CoreMemory
 from kilburn.memory.learning import Learning
 from kilburn.message import Kind, Message, Part, Role, Trust

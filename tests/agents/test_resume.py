@@ -18,12 +18,12 @@ import pytest
 import kilburn
 from cli.terminal import kilburn as command
 from effort import each_value
+from kilburn import Store
 from kilburn.agents.loop import Limits, Returned
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import Forgotten, SandboxRefused, SpecError, StoreStale, Unavailable
 from kilburn.kernel.session import Session
-from kilburn.kernel.store import Store
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Reply, Request, Tokens
 from kilburn.models.retry import Retry

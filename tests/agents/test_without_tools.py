@@ -13,7 +13,7 @@ from kilburn.agents.loop import Agent, Limits, Stopped
 from kilburn.errors import ToolsRefused
 from kilburn.event import Act
 from kilburn.kernel.session import Session
-from kilburn.kernel.taint import tainted
+from kilburn.memory.taint import tainted
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.model import Delta, Reply, Request, takes_tools
 from kilburn.models.chat import Chat

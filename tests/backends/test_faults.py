@@ -12,12 +12,12 @@ import pytest
 
 import kilburn
 from effort import rounds
+from kilburn import Store
 from kilburn.backend import Batch, State
 from kilburn.backends.sqlite import Sqlite
 from kilburn.backends.upkeep import inspect_store
 from kilburn.budget import Budget
 from kilburn.errors import StoreError, StoreFull
-from kilburn.kernel.store import Store
 from kilburn.page import digest_of
 from kilburn.testing.faults import FaultVFS
 from kilburn.testing.stores import batch_of

@@ -11,11 +11,11 @@ import pytest
 
 import kilburn as package
 from cli.terminal import TALK, kilburn, program, write_jsonl
+from kilburn import Store
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.cli.measurement import lost_bytes, recount, stream
 from kilburn.errors import InvalidMessage
-from kilburn.kernel.store import Store
 from kilburn.wire.recording import RecordedRun, read_runs
 
 FIGURES = {

@@ -23,11 +23,11 @@ from hypothesis import strategies as st
 
 import kilburn as package
 from cli.terminal import TALK, kilburn, program
+from kilburn import Store
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.cli.archive import Clock, gather, rebuild
 from kilburn.errors import InvalidMessage
-from kilburn.kernel.store import Store
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.move import Retire
 from kilburn.wire.recording import bounded_lines, read_lines, read_runs

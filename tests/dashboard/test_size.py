@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 import pytest
 
 from dashboard.visit import ask
+from kilburn import Store
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.dashboard.app import build
@@ -19,7 +20,6 @@ from kilburn.dashboard.reading import EFFORT, MAX_MOVED, LedgerReader
 from kilburn.dashboard.screens import MAX_ROWS
 from kilburn.dashboard.strip import MAX_BLOCKS, MAX_ITEMS, strip
 from kilburn.event import Act
-from kilburn.kernel.store import Store
 from kilburn.move import Fold
 
 

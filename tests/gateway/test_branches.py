@@ -11,7 +11,7 @@ from gateway.test_compaction import Gateway
 from gateway.test_histories_that_differ import Client, client
 from kilburn.backends.sqlite import Sqlite
 from kilburn.backends.upkeep import inspect_store
-from kilburn.kernel.ending import TimeToLive, expire
+from kilburn.jobs.ending import TimeToLive, expire
 from kilburn.testing import check_laws
 
 __all__ = ["client"]

@@ -7,7 +7,7 @@ from typing import Any
 
 from kilburn.backends.sqlite import Sqlite
 from kilburn.backends.upkeep import inspect_store
-from kilburn.kernel.ending import TimeToLive, keep_rule
+from kilburn.jobs.ending import TimeToLive, keep_rule
 from waiting import until
 
 

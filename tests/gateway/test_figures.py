@@ -28,7 +28,7 @@ from kilburn.gateway.keys import Key, Keys, add_key
 from kilburn.gateway.logs import Log, log_line
 from kilburn.gateway.metrics import SESSIONS, Metrics, OwnCounts, saved
 from kilburn.gateway.status import routes
-from kilburn.kernel.claims import FAILED, JobName, JobState, try_again
+from kilburn.jobs.claims import FAILED, JobName, JobState, try_again
 from kilburn.kernel.ledger import Stats
 from kilburn.model import Tokens
 from kilburn.prices import PRICES

@@ -227,7 +227,7 @@ def test_a_chain_of_ids_goes_on_after_a_restart(gateway: Any, window: int) -> No
     assert ("previous_response_id" in last) == (window > 2000), "what left the window is not read from the provider's copy"
     assert last["instructions"] == "Be brief."
     with setup.store() as store:
-        roles = [message["role"] for message in store.session(names.pop()).messages()]
+        roles = [message["role"] for message in store.session(names.pop()).contents.messages()]
     assert roles == ["user", "assistant"] * 12
 
 

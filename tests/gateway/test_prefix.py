@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from kilburn.event import Act
-from kilburn.kernel.memory_tools import OURS
+from kilburn.memory.memory_tools import OURS
 from kilburn.testing.upstream import BLOCK
 
 QUESTIONS = 30

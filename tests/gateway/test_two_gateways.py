@@ -19,6 +19,7 @@ import pytest
 
 from effort import rounds
 from gateway.test_history import assistant, take, turn, user, visible
+from kilburn import Store
 from kilburn.backend import Backend
 from kilburn.backends.places import open_backend
 from kilburn.budget import Budget
@@ -27,7 +28,6 @@ from kilburn.event import Act
 from kilburn.gateway.conversations import turn_before_reply
 from kilburn.gateway.history import Histories
 from kilburn.kernel.session import Session
-from kilburn.kernel.store import Store
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.wire.digests import HIDDEN
 from kilburn.wire.form import parse
@@ -35,7 +35,8 @@ from kilburn.wire.form import parse
 Talk = list[dict[str, Any]]
 Step = Callable[[], None]
 
-STEPS = frozenset(vars(Backend)) - {"close", "settings", "together", "erasing"}
+PARTS = frozenset({"contents", "words", "vectors", "settings", "histories"})
+STEPS = frozenset(vars(Backend)) - PARTS - {"close", "together", "erasing"}
 
 ORDERS = int(os.environ.get("KILBURN_TEST_ORDERS", rounds(10, 40)))
 """Orders of a case that are tried: where there are more, these are drawn."""
@@ -48,12 +49,30 @@ class Stepped:
         self.inner, self.made, self.due = backend, 0, list[tuple[int, Step]]()
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self.inner, name)
-        if name in STEPS and callable(found):
-            while self.due and self.due[0][0] <= self.made:
-                self.due.pop(0)[1]()
-            self.made += 1
-        return found
+        attribute = getattr(self.inner, name)
+        if name in PARTS:
+            return SteppedPart(self, attribute)
+        if name in STEPS and callable(attribute):
+            self.step()
+        return attribute
+
+    def step(self) -> None:
+        while self.due and self.due[0][0] <= self.made:
+            self.due.pop(0)[1]()
+        self.made += 1
+
+
+class SteppedPart:
+    """A part of that backend, such as its contents."""
+
+    def __init__(self, stepped: Stepped, part: Any) -> None:
+        self._stepped, self._part = stepped, part
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self._part, name)
+        if name != "all" and not name.startswith("_") and callable(attribute):
+            self._stepped.step()
+        return attribute
 
 
 class Pair:

@@ -22,8 +22,8 @@ from typing import Any, cast
 from jobs.work import EMBEDDER, check_done, fill
 from kilburn.backend import Backend
 from kilburn.backends import places
+from kilburn.jobs.claims import kept, try_again
 from kilburn.jobs.worker import Did, Ways, Worker
-from kilburn.kernel.claims import kept, try_again
 from kilburn.model import Request
 from kilburn.testing import Scripted
 

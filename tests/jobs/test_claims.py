@@ -10,7 +10,7 @@ import pytest
 
 from kilburn.backends.sqlite import Sqlite
 from kilburn.errors import StoreReadOnly, Unavailable
-from kilburn.kernel.claims import FAILED, LONGEST, JobName, kept, named, pause_after, renewing, take, try_again
+from kilburn.jobs.claims import FAILED, LONGEST, JobName, kept, named, pause_after, renewing, take, try_again
 
 JOB = JobName("learn", 7)
 

@@ -18,6 +18,7 @@ import pytest
 import kilburn
 from jobs.killing import Keeping
 from jobs.work import DAY, EMBEDDER, check_done, exchange, fill
+from kilburn import Store
 from kilburn.backend import SegmentKind
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
@@ -25,10 +26,9 @@ from kilburn.cli import main
 from kilburn.effect import Answer, Effect
 from kilburn.errors import SpecError, StoreCorrupt, Unavailable
 from kilburn.event import Act
+from kilburn.jobs.claims import FAILED, JobName, kept, take, try_again
+from kilburn.jobs.ending import TimeToLive, keep_rule
 from kilburn.jobs.worker import Did, JobKind, Ways, Worker, standing
-from kilburn.kernel.claims import FAILED, JobName, kept, take, try_again
-from kilburn.kernel.ending import TimeToLive, keep_rule
-from kilburn.kernel.store import Store
 from kilburn.memory.plain import Plain
 from kilburn.memory.view import MemoryView
 from kilburn.model import Request

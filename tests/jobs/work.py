@@ -7,11 +7,11 @@ from collections import Counter
 from pathlib import Path
 
 import kilburn
+from kilburn import Store
 from kilburn.backends.places import open_backend
 from kilburn.budget import Budget
-from kilburn.kernel.claims import kept
-from kilburn.kernel.ending import TimeToLive, keep_rule
-from kilburn.kernel.store import Store
+from kilburn.jobs.claims import kept
+from kilburn.jobs.ending import TimeToLive, keep_rule
 from kilburn.move import Add
 
 EMBEDDER = "hashing(64)"

@@ -13,11 +13,11 @@ from typing import ClassVar
 import pytest
 
 import kilburn
+from kilburn import Store
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import StoreStale
 from kilburn.kernel.session import Session
-from kilburn.kernel.store import Store
 from kilburn.move import Move
 from kilburn.policies.fifo import Fifo
 from kilburn.policy import Acts, View

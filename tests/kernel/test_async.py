@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import kilburn
+from kilburn import Store
 from kilburn.backends.sqlite import Sqlite
 from kilburn.errors import StoreError, UnknownAddress
-from kilburn.kernel.store import Store
 from kilburn.testing import check_laws
 
 

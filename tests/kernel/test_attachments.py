@@ -12,9 +12,9 @@ import pytest
 import kilburn
 from kilburn.backends.upkeep import inspect_store
 from kilburn.errors import LawBroken
-from kilburn.kernel import memory_tools
 from kilburn.kernel.session import Session
 from kilburn.kernel.window import MAX_LABELS
+from kilburn.memory import memory_tools
 from kilburn.move import Fold
 from kilburn.testing.laws import check_laws
 from tokens.test_media import PIXEL, document, pdf, pdf_of, wav

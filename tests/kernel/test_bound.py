@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from kilburn import Store
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import LawBroken
 from kilburn.kernel.session import Session
-from kilburn.kernel.store import Store
 from kilburn.move import Evict, Fold
 from kilburn.testing.clock import FakeClock
 from wire.provider import check_chat, check_messages, weight

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 import kilburn
 from effort import rounds
 from kernel.talk import assistant, call_of, tool, user
+from kilburn import Store
 from kilburn.backend import Batch, SegmentInfo
 from kilburn.backends.sqlite import Sqlite
 from kilburn.backends.upkeep import inspect_store, repair_store
@@ -38,9 +39,8 @@ from kilburn.errors import (
     UnknownAddress,
 )
 from kilburn.event import Act
-from kilburn.kernel import memory_tools
 from kilburn.kernel.session import Session
-from kilburn.kernel.store import Store
+from kilburn.memory import memory_tools
 from kilburn.memory.view import MemoryView
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.move import Add, Bring, Evict

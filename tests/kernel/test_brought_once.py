@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import kilburn
-from kilburn.kernel.brought import Brought, behind, bring
 from kilburn.kernel.session import Session
+from kilburn.memory.brought import Brought, behind, bring
 from kilburn.move import Bring
 from kilburn.page import address_of
 

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 import kilburn
 from cli.terminal import kilburn as run_cli
 from effort import rounds
+from kilburn import Store
 from kilburn.backend import Batch, SegmentKind, State
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
@@ -38,7 +39,6 @@ from kilburn.errors import (
     UnknownAddress,
 )
 from kilburn.event import Act
-from kilburn.kernel.store import Store
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.move import Add, Drop, Evict, Restore, Retire
 from kilburn.page import Claim, Page, Place

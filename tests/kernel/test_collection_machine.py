@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from effort import rounds
+from kilburn import Store
 from kilburn.backend import Batch
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.collections.collection import Collection
 from kilburn.errors import Forgotten, KernelError, StoreFull
-from kilburn.kernel.store import Store
 from kilburn.message import Trust
 from kilburn.move import Add, Retire
 from kilburn.page import Place, address_of, parse_address

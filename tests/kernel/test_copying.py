@@ -24,7 +24,7 @@ from kilburn.backends.places import open_backend
 from kilburn.backends.sqlite import Sqlite
 from kilburn.backends.upkeep import inspect_store
 from kilburn.errors import KilburnError, SpecError, StoreBusy, StoreError
-from kilburn.kernel.ending import TimeToLive, keep_rule
+from kilburn.jobs.ending import TimeToLive, keep_rule
 from kilburn.kernel.store import Store
 from kilburn.move import Add
 from kilburn.page import Place

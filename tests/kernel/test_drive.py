@@ -12,10 +12,10 @@ import pytest
 
 import kilburn
 from kernel.talk import user
+from kilburn.answering import answerer
 from kilburn.effect import Answer, Ask
 from kilburn.errors import ModelError, Overlong, RateLimited, Refused, Unavailable
 from kilburn.event import Act
-from kilburn.kernel.drive import answerer
 from kilburn.kernel.session import Session
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Reply, Request

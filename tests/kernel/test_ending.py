@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from clocked import Clocked
 from effort import rounds
 from kernel.talk import user
+from kilburn import Store
 from kilburn.backends.cold import new_place
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import ClockSkew, ClockWarning, Forgotten, SpecError, StoreCorrupt, StoreError
-from kilburn.kernel.ending import (
+from kilburn.jobs.ending import (
     MOST_RECEIPTS,
     Coolness,
     Ending,
@@ -33,7 +34,6 @@ from kilburn.kernel.ending import (
     kept_receipts,
     rule_of,
 )
-from kilburn.kernel.store import Store
 from kilburn.move import Add
 from kilburn.page import digest_of
 from kilburn.testing import FakeClock

@@ -14,6 +14,7 @@ import apsw
 import msgspec
 import pytest
 
+from kilburn import Store
 from kilburn.backend import Batch, SegmentInfo, State
 from kilburn.backends.sqlite import Sqlite
 from kilburn.backends.upkeep import inspect_store
@@ -21,10 +22,9 @@ from kilburn.budget import Budget
 from kilburn.collections.collection import Collection as Memory
 from kilburn.errors import Forgotten, KilburnError, StoreBusy, StoreFull
 from kilburn.event import Act
-from kilburn.kernel.brought import keep
 from kilburn.kernel.segment import FREE
 from kilburn.kernel.session import Session
-from kilburn.kernel.store import Store
+from kilburn.memory.brought import keep
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.move import Add
 from kilburn.page import Page, Place

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from effort import rounds
+from kilburn import Store
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import StoreError
-from kilburn.kernel.store import Store
 from kilburn.testing.faults import FaultVFS
 from kilburn.testing.laws import check_laws
 from kilburn.testing.policies import trace

@@ -12,12 +12,12 @@ import pytest
 
 import kilburn
 from kernel.talk import assistant, call_of, tool, user
+from kilburn import Store
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import Forgotten, OrphanResult
-from kilburn.kernel import memory_tools
 from kilburn.kernel.session import Session
-from kilburn.kernel.store import Store
+from kilburn.memory import memory_tools
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.move import Evict, Fold, Retire
 from kilburn.page import Place

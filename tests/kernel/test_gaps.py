@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 import kilburn
 from kernel.talk import assistant, user
+from kilburn import Store
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.kernel.gaps import Gaps, Key
 from kilburn.kernel.session import Session
-from kilburn.kernel.store import Store
 from kilburn.move import Drop, Evict, Fold, Load, Retire
 from kilburn.testing import check_laws
 

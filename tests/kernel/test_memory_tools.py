@@ -9,8 +9,8 @@ import pytest
 
 import kilburn
 from kernel.talk import assistant, call_of, user
-from kilburn.kernel import memory_tools
 from kilburn.kernel.session import Session
+from kilburn.memory import memory_tools
 from kilburn.message import Message, Trust
 from kilburn.model import ToolSpec
 from kilburn.page import Place

@@ -14,7 +14,7 @@ import kilburn
 from kernel.talk import PIXEL, assistant, call_of, tool, user, weight
 from kilburn.kernel.session import Session
 from kilburn.testing.laws import check_laws
-from kilburn.tokens.characters import Characters
+from kilburn.tokens.estimate import Characters
 from kilburn.wire.validity import validate_chat, validate_messages
 
 

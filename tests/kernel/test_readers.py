@@ -17,12 +17,12 @@ import pytest
 import kilburn
 from gateway.test_lost_writes import lost
 from kernel.talk import user
+from kilburn import Store
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import Forgotten, KernelError, StoreStale
 from kilburn.event import Act
 from kilburn.kernel.pending import GATHERED
-from kilburn.kernel.store import Store
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.move import Evict
 from kilburn.testing import check_laws

@@ -21,9 +21,9 @@ from kilburn.backend import Batch
 from kilburn.backends.sqlite import Sqlite
 from kilburn.errors import PinsExceedWindow, StoreCorrupt, StoreFull, StoreReadOnly, StoreStale
 from kilburn.event import Act
-from kilburn.kernel import memory_tools
 from kilburn.kernel.kernel import Kernel
 from kilburn.kernel.resolve import names
+from kilburn.memory import memory_tools
 from kilburn.move import Drop
 from kilburn.page import Place
 from kilburn.testing import check_laws

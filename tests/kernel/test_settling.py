@@ -18,6 +18,7 @@ import pytest
 
 import kilburn
 from kernel.talk import user
+from kilburn import Store
 from kilburn.backend import Batch
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
@@ -25,7 +26,6 @@ from kilburn.effect import Answer, Ask, Effect, Find, Later, Note
 from kilburn.errors import KernelError
 from kilburn.event import Act
 from kilburn.kernel.session import Session
-from kilburn.kernel.store import Store
 from kilburn.model import Reply, Request, Tokens
 from kilburn.move import Evict, Fold, Load
 from kilburn.policy import Cause, Policy, View

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from effort import rounds
+from kilburn import Store
 from kilburn.backend import Batch
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import Forgotten, InvalidBudget, KernelError, KilburnError, PinsExceedWindow, StoreFull
 from kilburn.kernel.replay import rebuild
-from kilburn.kernel.store import Store
 from kilburn.kernel.window import GONE
 from kilburn.models.scripted import Scripted
 from kilburn.move import Bring, Drop, Evict, Fold, Load, Move, Retire

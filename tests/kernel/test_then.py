@@ -11,9 +11,9 @@ import pytest
 
 import kilburn
 from kernel.talk import chat, meddle, user
+from kilburn.cli.shipments import shipments
 from kilburn.errors import Forgotten
 from kilburn.event import Act
-from kilburn.kernel.shipments import shipments
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.testing import check_laws
 

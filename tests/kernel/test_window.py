@@ -9,13 +9,13 @@ import pytest
 import kilburn
 from effort import FULL, each_value
 from kernel.talk import FORMS, PIXEL, assistant, call_of, tool, user, weight
+from kilburn import Store
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import PinsExceedWindow
 from kilburn.event import Act
 from kilburn.kernel.resolve import names
 from kilburn.kernel.session import Session
-from kilburn.kernel.store import Store
 from kilburn.testing import FakeClock, check_laws
 from kilburn.wire.validity import validate_chat, validate_messages
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from kilburn import Store
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.claims import DOUBTS
-from kilburn.kernel.store import Store
 from kilburn.memory.doubt import MAX_DOUBTS_PER_FACT
 from kilburn.memory.user_memory import UserMemory
 from kilburn.move import Retire

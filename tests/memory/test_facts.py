@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from kilburn import Store
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import Unavailable
 from kilburn.event import Act
-from kilburn.kernel.store import Store
 from kilburn.memory.extraction import SYSTEM
 from kilburn.memory.learning import Learned
 from kilburn.memory.words import agreement

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 import kilburn
+from kilburn import Store
 from kilburn.backends.upkeep import inspect_store
 from kilburn.errors import Forgotten, KernelError, SpecError, StoreReadOnly, StoreStale
 from kilburn.event import Act
-from kilburn.kernel.store import Store
 from kilburn.memory.documents import ingest_text
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.move import Add, Fold, Retire
@@ -362,7 +362,7 @@ class Dying(Sqlite):
             os._exit(9)
 
 from kilburn.budget import Budget
-from kilburn.kernel.store import Store
+from kilburn import Store
 store = Store(Dying(sys.argv[1]), Budget(8000), "fifo", tokenizer="chars/4")
 store.forget(user="canaryuser")
 os._exit(0)

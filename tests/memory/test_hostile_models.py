@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
+from kilburn import Store
+from kilburn.answering import answerer
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.effect import Ask, Outcome
-from kilburn.kernel.brought import quotation
-from kilburn.kernel.drive import answerer
-from kilburn.kernel.store import Store
 from kilburn.memory.account import progress
+from kilburn.memory.brought import quotation
 from kilburn.memory.learning import Learned
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Delta, Reply, Request

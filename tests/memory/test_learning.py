@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 import kilburn
+from kilburn import Store
 from kilburn.backend import Passage, WordIndex
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.effect import Answer, Ask, Effect, Find, Note, Outcome
 from kilburn.errors import SpecError, StoreCorrupt, StoreError, StoreFull, StoreReadOnly, Unavailable
 from kilburn.event import Act
-from kilburn.kernel import memory_tools
-from kilburn.kernel.store import Store
+from kilburn.memory import memory_tools
 from kilburn.memory.learning import Learned, Learning
 from kilburn.memory.view import MemoryView
 from kilburn.message import Kind, Message, Part, Role, Trust

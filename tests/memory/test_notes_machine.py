@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from kilburn import Store
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import Forgotten, KernelError, LawBroken, NoteConflict, UnknownAddress
-from kilburn.kernel.store import Store
 from kilburn.memory.notes import Notes, NoteVersion
 from kilburn.message import Kind, Trust
 from kilburn.move import Add, Restore, Retire

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kilburn import Store
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
-from kilburn.kernel.store import Store
 from kilburn.memory.learning import Learned
 from kilburn.memory.statements import statements
 from kilburn.search.dates import dates, grounded

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 import kilburn
 from clocked import Clocked
+from kilburn import Store
 from kilburn.budget import Budget
 from kilburn.errors import Forgotten, KernelError, QuotaExceeded, SecretFound, SpecError
-from kilburn.kernel.store import Store
 from kilburn.memory.quota import Quota, make_room, worth
 from kilburn.memory.retention import sweep
 from kilburn.move import Add, Retire

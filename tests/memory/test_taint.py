@@ -15,7 +15,7 @@ from kilburn.agents.access import Rights
 from kilburn.agents.loop import Agent
 from kilburn.agents.tool import Tool
 from kilburn.kernel.session import Session
-from kilburn.kernel.taint import lowest_read, tainted
+from kilburn.memory.taint import lowest_read, tainted
 from kilburn.memory.view import MemoryView
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.model import Reply

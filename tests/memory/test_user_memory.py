@@ -10,9 +10,9 @@ import pytest
 import kilburn
 from kilburn.errors import Forgotten, KernelError, LawBroken, SpecError, UnknownAddress
 from kilburn.event import Act
-from kilburn.kernel.brought import quotation
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
+from kilburn.memory.brought import quotation
 from kilburn.memory.user_memory import UserMemory
 from kilburn.message import Trust
 from kilburn.move import Add

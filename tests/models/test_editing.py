@@ -10,6 +10,7 @@ from anthropic import Anthropic
 from anthropic.types.beta import BetaCompactionBlockParam
 from pydantic import TypeAdapter
 
+from kilburn import Store
 from kilburn.agents.compaction import compact_at_provider
 from kilburn.agents.loop import Agent
 from kilburn.backends.sqlite import Sqlite
@@ -18,7 +19,6 @@ from kilburn.errors import LawBroken, Refused, SpecError, Unavailable
 from kilburn.event import Act
 from kilburn.kernel.resolve import resolve
 from kilburn.kernel.session import Session
-from kilburn.kernel.store import Store
 from kilburn.message import Kind
 from kilburn.model import Reply, Request, Tokens, complete
 from kilburn.models.editing import Editing

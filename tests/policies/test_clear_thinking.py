@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from kilburn import Store
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import SpecError
 from kilburn.event import Act
 from kilburn.kernel.resolve import resolve
 from kilburn.kernel.session import Session
-from kilburn.kernel.store import Store
 from kilburn.policies.clear_thinking import ClearThinking
 from kilburn.testing import FakeClock, check_laws
 

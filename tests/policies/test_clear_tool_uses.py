@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from kernel.talk import assistant, call_of, tool, user
+from kilburn import Store
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import SpecError
 from kilburn.event import Act
 from kilburn.kernel.resolve import resolve
 from kilburn.kernel.session import Session
-from kilburn.kernel.store import Store
 from kilburn.policies.clear_tool_uses import ClearToolUses
 from kilburn.testing import FakeClock, check_laws
 

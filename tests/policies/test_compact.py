@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from kernel.talk import assistant, call_of, tool, user
+from kilburn import Store
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import SpecError, Unavailable
 from kilburn.event import Act, Event
 from kilburn.kernel.resolve import resolve
 from kilburn.kernel.session import Session
-from kilburn.kernel.store import Store
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Reply
 from kilburn.policies.compact import Compact

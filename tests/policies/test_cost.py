@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 import kilburn
+from kilburn import Store
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
-from kilburn.kernel import memory_tools
 from kilburn.kernel.resolve import resolve
 from kilburn.kernel.session import Session
-from kilburn.kernel.store import Store
+from kilburn.memory import memory_tools
 from kilburn.message import Kind
 from kilburn.policies.cost import Cost
 from kilburn.prices import Prices

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from kilburn import Store
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.event import Act
 from kilburn.kernel.resolve import resolve
 from kilburn.kernel.session import Session
-from kilburn.kernel.store import Store
 from kilburn.page import parse_address
 from kilburn.policies.memento import Memento
 from kilburn.testing import Scripted, check_laws

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from effort import each_value
+from kilburn import Store
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.effect import Answer, Ask, Effect, Later
@@ -18,7 +19,6 @@ from kilburn.errors import Refused
 from kilburn.event import Act, Event
 from kilburn.kernel.resolve import resolve
 from kilburn.kernel.session import Session
-from kilburn.kernel.store import Store
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Reply, Request
 from kilburn.move import Move

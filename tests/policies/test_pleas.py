@@ -20,6 +20,7 @@ import pytest
 import kilburn
 from effort import each_value
 from kernel.talk import assistant, call_of, tool, user
+from kilburn import Store
 from kilburn.backend import Batch
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
@@ -28,7 +29,6 @@ from kilburn.errors import Overlong, StoreCorrupt, Unavailable
 from kilburn.event import Act
 from kilburn.kernel.orders import find_orders
 from kilburn.kernel.session import Session
-from kilburn.kernel.store import Store
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.move import Evict, Fold, Move, Retire
 from kilburn.policy import View

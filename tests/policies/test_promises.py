@@ -7,11 +7,11 @@ import json
 import pytest
 
 from kernel.talk import assistant, call_of, tool, user
+from kilburn import Store
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.event import Act
 from kilburn.kernel.session import Session
-from kilburn.kernel.store import Store
 from kilburn.testing import FakeClock, check_laws
 
 TASK = user("Fix the tokenizer cache in src/parser.py")

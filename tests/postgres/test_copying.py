@@ -32,8 +32,8 @@ from kernel.test_copying import (
 from kilburn.backend import Batch
 from kilburn.backends.postgres.server import OwnServer
 from kilburn.backends.postgres.store import Postgres
+from kilburn.copying import copy as copied
 from kilburn.errors import SpecError
-from kilburn.kernel.copying import copy as copied
 from kilburn.kernel.store import Store
 
 pytestmark = pytest.mark.slow

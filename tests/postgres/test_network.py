@@ -15,12 +15,12 @@ import pytest
 
 import kilburn
 from cli.terminal import kilburn as run
+from kilburn import Store
 from kilburn.backends.postgres.connection import BOUNDS, REACH, Connection, _Pool, _Reach
 from kilburn.backends.postgres.server import OwnServer
 from kilburn.backends.postgres.statements import Statements
 from kilburn.backends.postgres.store import Postgres
 from kilburn.errors import KilburnError, StoreBusy, StoreError, StoreStale, StoreUnavailable
-from kilburn.kernel.store import Store
 from kilburn.testing import check_laws
 from kilburn.testing.stores import batch_of, start
 from ways import COMMITTED, Link, Way, way_to

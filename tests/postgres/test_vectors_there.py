@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from tests.memory import test_vectors as promises
 
+from kilburn import Store
 from kilburn.backend import Backend
 from kilburn.backends.postgres.store import Postgres
 from kilburn.backends.sqlite import Sqlite
 from kilburn.backends.upkeep import inspect_store
 from kilburn.budget import Budget
-from kilburn.kernel.store import Store
 from kilburn.search.choice import vectors_for
 from kilburn.search.vectors import Vectors
 from kilburn.testing.stores import batch_of, start

@@ -20,11 +20,10 @@ from effort import each_value
 from kilburn.budget import Counter
 from kilburn.errors import MissingExtra, SpecError
 from kilburn.models.scripted import Scripted
-from kilburn.tokens.characters import Characters
 from kilburn.tokens.choice import counter_for
 from kilburn.tokens.claude import Claude, Ctok, model_generation
 from kilburn.tokens.encodings import Encoding
-from kilburn.tokens.estimate import ANY_MODEL, OPEN, Estimate
+from kilburn.tokens.estimate import ANY_MODEL, OPEN, Characters, Estimate
 
 STDLIB = Path(sysconfig.get_path("stdlib"))
 NAMES = [

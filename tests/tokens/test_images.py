@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from kilburn.tokens.calibrated import Calibrated
 from kilburn.tokens.choice import counter_for
-from kilburn.tokens.images import cost_of_image, image_size, image_tokens
+from kilburn.tokens.images import image_size, image_tokens
+from kilburn.tokens.media import image_cost
 
 SIDE = st.integers(1, 16_383)
 FAMILIES = ["", "openai", "openai-small", "gpt-4o-mini", "claude", "claude-large", "other"]
@@ -76,8 +77,8 @@ def test_any_text_is_no_image(text: str) -> None:
 )
 def test_what_cannot_be_read_costs_the_default(text: str) -> None:
     assert image_size(text) is None
-    assert cost_of_image(counter_for("auto"), text) == 1600
-    assert cost_of_image(counter_for("chars/4"), text) == 1600
+    assert image_cost(counter_for("auto"), text) == 1600
+    assert image_cost(counter_for("chars/4"), text) == 1600
 
 
 @pytest.mark.parametrize(
@@ -97,8 +98,8 @@ def test_what_cannot_be_read_costs_the_default(text: str) -> None:
 )
 def test_images_cost_what_providers_publish(model: str, width: int, height: int, tokens: int) -> None:
     counter = counter_for(model)
-    assert cost_of_image(counter, url(png(width, height))) == tokens
-    assert cost_of_image(Calibrated(counter), url(png(width, height))) == tokens
+    assert image_cost(counter, url(png(width, height))) == tokens
+    assert image_cost(Calibrated(counter), url(png(width, height))) == tokens
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6), st.sampled_from(FAMILIES))

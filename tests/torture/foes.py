@@ -17,7 +17,7 @@ from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Reply, Request
 from kilburn.move import Drop, Evict, Fold, Load, Move
 from kilburn.policy import Policy, View
-from kilburn.tokens.characters import Characters
+from kilburn.tokens.estimate import Characters
 
 __all__ = ["Brittle", "Liar", "Struck", "Torn"]
 

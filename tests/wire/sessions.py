@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
+from kilburn import Store
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import PinsExceedWindow
-from kilburn.kernel.store import Store
 from kilburn.models.scripted import Scripted
 from kilburn.testing.clock import FakeClock
 from wire.provider import check_chat, check_messages, check_speakers, weight

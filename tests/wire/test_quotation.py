@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kilburn import Store
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
-from kilburn.kernel import memory_tools
 from kilburn.kernel.session import Session
-from kilburn.kernel.store import Store
+from kilburn.memory import memory_tools
 from kilburn.model import Request
 from kilburn.models.scripted import Scripted
 from kilburn.move import Fold

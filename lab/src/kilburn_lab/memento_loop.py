@@ -17,8 +17,8 @@ from enum import StrEnum
 import msgspec
 
 from kilburn.agents.loop import Limits, Said, set_up
+from kilburn.answering import answerer
 from kilburn.effect import Ask
-from kilburn.kernel.drive import answerer
 from kilburn.kernel.render import Prompt, to_send
 from kilburn.kernel.session import Session
 from kilburn.message import Kind, Role

@@ -15,10 +15,10 @@ from contextlib import closing
 
 import msgspec
 
+from kilburn.answering import answerer
 from kilburn.effect import Answer, Ask, Outcome
 from kilburn.errors import KernelError, SpecError
 from kilburn.event import Act
-from kilburn.kernel.drive import answerer
 from kilburn.kernel.session import Session
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Finish, Model, Reply, build_request, stream_pieces

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from kilburn.answering import answerer
 from kilburn.effect import Answer, Ask
-from kilburn.kernel.drive import answerer, run
+from kilburn.kernel.drive import run
 from kilburn.testing import Scripted
 from kilburn.wire.mementos import BLOCK_START, parse
 from traces.annotation import annotate

@@ -14,8 +14,8 @@ from typing import Any
 
 from kilburn.adapters.history import WITHDRAWN, KeptHistory, Recollections
 from kilburn.errors import MissingExtra
-from kilburn.kernel.memory_tools import OFFERED
 from kilburn.kernel.session import Session
+from kilburn.memory.memory_tools import OFFERED
 from kilburn.model import ToolSpec
 from kilburn.wire import responses
 from kilburn.wire.digests import digest

@@ -18,9 +18,9 @@ from kilburn.agents.tool import Tool
 from kilburn.backend import SegmentKind
 from kilburn.errors import KernelError
 from kilburn.kernel.session import Session
-from kilburn.kernel.taint import shown_pages, tainted
 from kilburn.memory.core_memory import CoreMemory
 from kilburn.memory.secrets import Secrets
+from kilburn.memory.taint import shown_pages, tainted
 from kilburn.message import Kind, Role
 from kilburn.page import Page, Place
 

@@ -23,9 +23,9 @@ from kilburn.gateway.events import Events, ServerEvent
 from kilburn.gateway.form import Form, ParsedRequest, Reading
 from kilburn.gateway.messages import MessagesForm
 from kilburn.gateway.responses import ResponsesForm
-from kilburn.kernel.memory_tools import OFFERED
 from kilburn.kernel.render import Prompt, to_send
 from kilburn.kernel.session import Session
+from kilburn.memory.memory_tools import OFFERED
 from kilburn.message import Message, Role
 from kilburn.models.provider_errors import provider_error
 from kilburn.wire import messages as wire

@@ -24,11 +24,11 @@ from kilburn.budget import Budget
 from kilburn.errors import StoreError
 from kilburn.gateway.conversations import last_reply
 from kilburn.gateway.form import hidden
-from kilburn.kernel import memory_tools
-from kilburn.kernel.brought import known
 from kilburn.kernel.render import Prompt
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
+from kilburn.memory import memory_tools
+from kilburn.memory.brought import known
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.model import Tokens
 from kilburn.page import Page, Place

@@ -15,9 +15,9 @@ import msgspec
 
 from kilburn.adapters.history import KeptHistory, Recollections
 from kilburn.errors import MissingExtra
-from kilburn.kernel.memory_tools import OFFERED
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
+from kilburn.memory.memory_tools import OFFERED
 from kilburn.model import Tokens, ToolSpec
 
 try:

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kilburn.backend import SegmentKind, State
-from kilburn.collections.collecting import LONGEST, as_changes, is_true
+from kilburn.collections.collecting import MAX_CHARS, as_changes, is_true
 from kilburn.collections.collection import Collection, undisturbed
 from kilburn.errors import MissingExtra, SpecError
 from kilburn.event import STATE, Act
@@ -176,7 +176,7 @@ class KilburnStore(BaseStore):
             ) from None
         return Add(
             text=text,
-            kind=Kind.FACT if len(text) <= LONGEST[Kind.FACT] else Kind.TEXT,
+            kind=Kind.FACT if len(text) <= MAX_CHARS[Kind.FACT] else Kind.TEXT,
             claim=Claim(subject=op.key, relation=UNSEARCHED if op.index is False else ITEM, many=True),
             until=None if op.ttl is None else self._store.clock() + 60 * op.ttl,
             why="put",

@@ -13,8 +13,8 @@ import msgspec
 
 from kilburn.adapters.history import KeptHistory, Recollections
 from kilburn.errors import MissingExtra, SpecError
-from kilburn.kernel.memory_tools import OFFERED
 from kilburn.kernel.session import Session
+from kilburn.memory.memory_tools import OFFERED
 from kilburn.wire.plain import load_object
 
 try:

@@ -31,10 +31,10 @@ from kilburn.errors import (
     ToolError,
 )
 from kilburn.kernel.session import Session
-from kilburn.kernel.taint import shown_pages
-from kilburn.kernel.taint import tainted as is_tainted
 from kilburn.memory.notes import Notes, NoteVersion
 from kilburn.memory.secrets import Secrets
+from kilburn.memory.taint import shown_pages
+from kilburn.memory.taint import tainted as is_tainted
 from kilburn.message import Kind, Trust
 from kilburn.move import Add, Retire
 from kilburn.page import Place

@@ -16,8 +16,8 @@ import msgspec
 
 from kilburn.adapters.history import KeptHistory, Recollections
 from kilburn.errors import MissingExtra
-from kilburn.kernel.memory_tools import OFFERED
 from kilburn.kernel.session import Session
+from kilburn.memory.memory_tools import OFFERED
 from kilburn.model import Tokens, ToolSpec
 
 try:

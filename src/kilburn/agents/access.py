@@ -105,7 +105,7 @@ class Rights(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         privileges: a call needs a privilege that allows all of it: the tool, all its paths, and what it reads.
         after_untrusted: permission of calls that change something, once the session has read results of tools
-            (see `kilburn.kernel.taint`).
+            (see `kilburn.memory.taint`).
         wait: seconds until an unanswered question to a person counts as a no.
         above: rights that must also allow a call, such as those of the agent that started this one.
 

@@ -16,7 +16,7 @@ from kilburn.errors import PinsExceedWindow, SpecError, StoreStale
 from kilburn.kernel.ledger import counter_of
 from kilburn.kernel.receipts import Preview, Receipt
 from kilburn.kernel.session import Session
-from kilburn.kernel.store import Store
+from kilburn.opening import Store
 
 T = TypeVar("T")
 

@@ -39,23 +39,23 @@ from kilburn.errors import (
     ToolsRefused,
 )
 from kilburn.event import Act, Data, encodable
-from kilburn.kernel import brought, memory_tools
-from kilburn.kernel.breaker import Breaker
-from kilburn.kernel.brought import Brought
+from kilburn.kernel.consultation import Breaker
 from kilburn.kernel.receipts import ranges
 from kilburn.kernel.render import Prompt, to_send
 from kilburn.kernel.resolve import resolve
 from kilburn.kernel.session import Session
-from kilburn.kernel.taint import tainted
+from kilburn.memory import brought, memory_tools
+from kilburn.memory.brought import Brought
 from kilburn.memory.core_memory import CoreMemory
 from kilburn.memory.learning import Learning
 from kilburn.memory.sleep import SleepTime
+from kilburn.memory.taint import tainted
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.model import Delta, Finish, Model, Reply, Request, Tokens, ToolSpec, is_count, stream_pieces, takes_tools
 from kilburn.models.scheduler import ScheduledModel
 from kilburn.prices import Prices, is_amount
 from kilburn.tokens.calibrated import is_plausible
-from kilburn.wire.compaction import is_compaction
+from kilburn.wire.sent import is_compaction
 
 __all__ = ["UNLIMITED", "Agent", "Called", "Limits", "Returned", "RunResult", "Said", "Stopped"]
 

@@ -24,7 +24,8 @@ from kilburn.cli.shell import Db, Json, Tenant
 from kilburn.errors import KilburnError, SpecError
 from kilburn.kernel.ledger import counter_of
 from kilburn.kernel.session import Session
-from kilburn.kernel.store import DOCUMENT, MEMORY, NOTES, Store
+from kilburn.kernel.store import DOCUMENT, MEMORY, NOTES
+from kilburn.opening import Store
 from kilburn.search.choice import vectors_for
 from kilburn.terminal import line, say
 

@@ -20,8 +20,8 @@ from kilburn.cli.model_loading import CONNECT, closing_model, detected_model, op
 from kilburn.cli.screen import Done, count, many, progress
 from kilburn.cli.shell import Db, Json, Tenant, app
 from kilburn.errors import ModelError, SpecError
-from kilburn.kernel.store import Store
 from kilburn.models.weights import catalogue
+from kilburn.opening import Store
 from kilburn.prices import find_prices
 from kilburn.recursion.answer import AnswerOutcome, SubCalled
 from kilburn.recursion.rlm import RecursiveModel, RecursiveResult, replay, resume

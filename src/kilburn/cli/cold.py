@@ -14,7 +14,7 @@ from kilburn.cli.commands import command_group
 from kilburn.cli.moments import seconds
 from kilburn.cli.screen import many, progress
 from kilburn.errors import SpecError
-from kilburn.kernel.ending import Coolness, cool
+from kilburn.jobs.ending import Coolness, cool
 from kilburn.terminal import emit, line, say, tell
 
 cold = command_group("cold")

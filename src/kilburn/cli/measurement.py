@@ -16,7 +16,7 @@ import msgspec
 from kilburn.budget import Counter
 from kilburn.kernel.ledger import Stats
 from kilburn.kernel.session import Session
-from kilburn.tokens.images import cost_of_image
+from kilburn.tokens.media import image_cost
 from kilburn.wire.form import parse
 from kilburn.wire.recording import RecordedRun
 
@@ -109,7 +109,7 @@ def _texts(message: dict[str, Any], counter: Counter) -> list[int]:
     content = message.get("content")
     for block in content if isinstance(content, list) else [{"type": "text", "text": content}]:
         url = _image_url(block)
-        costs.append(cost_of_image(counter, url) if url else sum(map(counter.count, _spoken(block))))
+        costs.append(image_cost(counter, url) if url else sum(map(counter.count, _spoken(block))))
     for call in message.get("tool_calls") or ():
         costs.append(sum(map(counter.count, _spoken(call))))
     costs.append(counter.count(str(message.get("tool_call_id") or "")))

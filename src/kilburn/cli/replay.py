@@ -17,7 +17,7 @@ from kilburn.cli.model_loading import closing_model, open_model
 from kilburn.cli.screen import count, progress, table
 from kilburn.cli.shell import Json, Tenant, app
 from kilburn.errors import KilburnError, SpecError, WireError
-from kilburn.kernel.store import Store
+from kilburn.opening import Store
 from kilburn.terminal import emit, line, say, tell
 from kilburn.wire.recording import FORMS, RecordedRun, read_runs
 

@@ -14,7 +14,7 @@ from kilburn.cli.moments import seconds, when
 from kilburn.cli.screen import count, many, progress
 from kilburn.cli.shell import Yes
 from kilburn.errors import SpecError
-from kilburn.kernel.ending import Expired, TimeToLive, expire, keep_rule, kept_receipts, rule_of
+from kilburn.jobs.ending import Expired, TimeToLive, expire, keep_rule, kept_receipts, rule_of
 from kilburn.terminal import emit, line, say, tell
 
 sessions = command_group("sessions")

@@ -19,7 +19,7 @@ from kilburn.cli.session import LESS_QUEUES, QUEUES, queue_cells, session_cells,
 from kilburn.cli.shell import Db, Json, Tenant, app
 from kilburn.errors import SpecError, Unavailable
 from kilburn.gateway.exchange import Rows, SessionTotals
-from kilburn.kernel.store import Store
+from kilburn.opening import Store
 from kilburn.page import Place
 from kilburn.terminal import Styled, age, console, emit, tell_lines
 

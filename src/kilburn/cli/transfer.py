@@ -22,7 +22,7 @@ from kilburn.cli.shell import Db, Force, Json, Tenant, app
 from kilburn.errors import SpecError, StoreBusy, StoreCorrupt, StoreReadOnly, WireError
 from kilburn.event import Act
 from kilburn.file import check_target
-from kilburn.kernel.store import Store
+from kilburn.opening import Store
 from kilburn.terminal import emit, line, plain, say, tell
 from kilburn.wire.recording import FORMS, MAX_FILE_BYTES, file_stem, read_lines
 

@@ -22,8 +22,8 @@ from kilburn.cli.model_loading import closing_model, load_model
 from kilburn.cli.screen import address_list, count, many, table
 from kilburn.cli.session import SessionName
 from kilburn.cli.shell import Why
+from kilburn.cli.shipments import shipments
 from kilburn.effect import Outcome
-from kilburn.kernel.shipments import shipments
 from kilburn.terminal import emit, line, tell
 
 window = command_group("window")

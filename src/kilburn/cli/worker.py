@@ -20,8 +20,8 @@ from kilburn.cli.moments import seconds
 from kilburn.cli.screen import many, table
 from kilburn.cli.shell import Json, app
 from kilburn.errors import SpecError
+from kilburn.jobs.claims import FAILED, try_again
 from kilburn.jobs.worker import Did, JobKind, Ways, Worker, standing
-from kilburn.kernel.claims import FAILED, try_again
 from kilburn.terminal import emit, line, say, spelled, tell
 
 MIN_PAUSE = 0.5

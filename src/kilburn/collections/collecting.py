@@ -22,7 +22,7 @@ from kilburn.message import Kind, Role, Trust
 from kilburn.move import Add, Restore, Retire
 from kilburn.page import Page, Place, address_of, digest_of
 
-LONGEST = {Kind.FACT: 10_000, Kind.ENTITY: 1_000, Kind.TEXT: 1_000_000}
+MAX_CHARS = {Kind.FACT: 10_000, Kind.ENTITY: 1_000, Kind.TEXT: 1_000_000}
 """The kinds of pages that a collection may have, with the most characters of each."""
 
 ROLES = {Trust.TOOL: Role.TOOL, Trust.AGENT: Role.ASSISTANT, Trust.USER: Role.USER, Trust.OPERATOR: Role.SYSTEM}
@@ -94,13 +94,14 @@ def _as_change(value: object) -> Change:
 
 
 def _check_add(add: Add) -> None:
-    if add.kind not in LONGEST:
-        raise KernelError(f"a collection has no page of kind {add.kind}", advice="use " + ", ".join(LONGEST))
+    if add.kind not in MAX_CHARS:
+        raise KernelError(f"a collection has no page of kind {add.kind}", advice="use " + ", ".join(MAX_CHARS))
     if not add.text.strip():
         raise KernelError("an empty text says nothing", advice="give the statement in words")
-    if len(add.text) > LONGEST[add.kind]:
+    if len(add.text) > MAX_CHARS[add.kind]:
         raise KernelError(
-            f"a {add.kind} of {len(add.text):,} characters", advice=f"{LONGEST[add.kind]:,} at most; keep long texts as documents"
+            f"a {add.kind} of {len(add.text):,} characters",
+            advice=f"{MAX_CHARS[add.kind]:,} at most; keep long texts as documents",
         )
     add.text.encode("utf-8")
     if add.name and checked_name(add.name) != add.name:
@@ -114,10 +115,10 @@ def _check_add(add: Add) -> None:
     if add.claim is not None:
         for words in (add.claim.subject, add.claim.relation, add.claim.object):
             words.encode("utf-8")
-            if len(words) > LONGEST[Kind.ENTITY]:
+            if len(words) > MAX_CHARS[Kind.ENTITY]:
                 raise KernelError(f"a claim with {len(words):,} characters in one part", advice="keep the claim short")
-    for named in (add.sources, add.refers, add.cites):
-        if len(set(named)) != len(named):
+    for numbers_named in (add.sources, add.refers, add.cites):
+        if len(set(numbers_named)) != len(numbers_named):
             raise KernelError("an Add that names a page twice", advice="name each page once")
 
 
@@ -129,24 +130,24 @@ def _check_times(*times: float | None) -> None:
 
 def keys_of(changes: Sequence[Change], number: int) -> list[Key]:
     """All pages that changes of this collection name, those of the same call left out."""
-    own: list[int] = []
+    own_pages: list[int] = []
     keys: list[Key] = []
     for change in changes:
         if isinstance(change, Add):
-            own += change.sources
+            own_pages += change.sources
             keys += change.cites
         else:
-            own += change.pages
+            own_pages += change.pages
             if isinstance(change, Retire) and change.by:
-                own.append(change.by)
-    named = dict.fromkeys([*((number, page) for page in own), *keys])
-    return [key for key in named if 0 < key[0] < LARGEST and 0 < abs(key[1]) < LARGEST]
+                own_pages.append(change.by)
+    unique = dict.fromkeys([*((number, page) for page in own_pages), *keys])
+    return [key for key in unique if 0 < key[0] < LARGEST and 0 < abs(key[1]) < LARGEST]
 
 
 def held_of(event: Event) -> list[Retire]:
     """What pages that an event proposed would retire once they are accepted."""
-    held = event.data.get("retires", ()) if event.act is Act.ADMIT else ()
-    return [Retire(tuple(pages), by=by, until=until) for by, pages, until in held]
+    retirements = event.data.get("retires", ()) if event.act is Act.ADMIT else ()
+    return [Retire(tuple(pages), by=by, until=until) for by, pages, until in retirements]
 
 
 class Collecting:
@@ -201,14 +202,14 @@ class Collecting:
                 self._make_entity(at, add, adds)
         # A page that waits for a person's word supersedes nothing before it is accepted.
         moves = [self._resolved(change) for change in changes if not isinstance(change, Add)]
-        held = [move for move in moves if isinstance(move, Retire) and self._is_held(move)]
-        self._admit(adds, held)
+        postponed = [move for move in moves if isinstance(move, Retire) and self._is_held(move)]
+        self._admit(adds, postponed)
         for move in moves:
             if isinstance(move, Restore):
                 self._restore(move)
-            elif move not in held:
+            elif move not in postponed:
                 self._retire(move)
-        for move in held:
+        for move in postponed:
             for page in move.pages:
                 self._known(page)
             if move.by not in self.pages:
@@ -257,16 +258,16 @@ class Collecting:
         by_person = self.policy == "user"
         if not evidence and not by_person and self.info.kind is SegmentKind.MEMORY:
             raise LawBroken(4, "a policy's fact without a source", advice="cite the pages that it was made from")
-        own = Trust.TOOL if self.info.kind is SegmentKind.DOCUMENT else Trust.USER
+        writer_trust = Trust.TOOL if self.info.kind is SegmentKind.DOCUMENT else Trust.USER
         if self.info.kind is SegmentKind.NOTES and not by_person:
-            own = Trust.TOOL if self.tainted else Trust.AGENT
-        bound = own if not evidence or self.info.kind is SegmentKind.NOTES else Trust.OPERATOR
-        most = bound if add.trust is None else min(bound, add.trust)
-        trust = min([most, *(page.trust for page, _ in evidence)])
+            writer_trust = Trust.TOOL if self.tainted else Trust.AGENT
+        bound = writer_trust if not evidence or self.info.kind is SegmentKind.NOTES else Trust.OPERATOR
+        upper = bound if add.trust is None else min(bound, add.trust)
+        trust = min([upper, *(page.trust for page, _ in evidence)])
         waits = trust is Trust.TOOL or any(state.at is Place.PROPOSED for _, state in evidence)
         # A note is its writer's own, so it is in force at once; it shows its trust.
-        held = not by_person and (self.tainted or waits) and self.info.kind is not SegmentKind.NOTES
-        place = Place.PROPOSED if held else Place.OUT
+        is_proposed = not by_person and (self.tainted or waits) and self.info.kind is not SegmentKind.NOTES
+        place = Place.PROPOSED if is_proposed else Place.OUT
         depth = 1 + max((page.depth for page, _ in made_from), default=0)
         self._keep(at, add, trust, place, depth if self.added[at] < 0 else 0)
 
@@ -274,7 +275,7 @@ class Collecting:
         """Make the page of an entity. What is made from it holds it: it is forgotten with the last of these."""
         if self.added[at] < 0:
             raise LawBroken(4, "an entity with sources", advice="give the sources to the facts that refer to it")
-        of_it = [self.added[n] for n, other in enumerate(adds) if at in other.refers]
+        of_it = [self.added[n] for n, fact in enumerate(adds) if at in fact.refers]
         if not of_it and self.policy != "user":
             raise LawBroken(4, "an entity that no fact of the same plan refers to", advice="add the two together")
         waits = bool(of_it) and all(self.states[page].at is Place.PROPOSED for page in of_it)
@@ -284,8 +285,8 @@ class Collecting:
     def _keep(self, at: int, add: Add, trust: Trust, place: Place, depth: int) -> None:
         number = self.added[at]
         if (self.named is not None) != bool(add.name) or (self.named is not None and add.kind is not Kind.TEXT):
-            what = "a note that is no text with a name" if self.named is not None else f"the name {add.name!r}"
-            raise KernelError(what, advice="notes are texts with names, and nothing else in a collection has one")
+            subject = "a note that is no text with a name" if self.named is not None else f"the name {add.name!r}"
+            raise KernelError(subject, advice="notes are texts with names, and nothing else in a collection has one")
         if add.name and len(add.text) > LARGEST_NOTE:
             raise KernelError(f"a note of {len(add.text):,} characters", advice=f"{LARGEST_NOTE:,} at most; split it")
         digest = digest_of(add.text)
@@ -313,7 +314,7 @@ class Collecting:
         if place is Place.OUT:
             self.index.append(number)
 
-    def _admit(self, adds: Sequence[Add], held: Sequence[Retire]) -> None:
+    def _admit(self, adds: Sequence[Add], postponed: Sequence[Retire]) -> None:
         """One event for all pages of the same place and reason: a reason may quote a page, and is erased with it."""
         alike: dict[tuple[Place, str], list[int]] = {}
         worth: dict[float, list[int]] = {}
@@ -323,7 +324,7 @@ class Collecting:
                 worth.setdefault(add.importance, []).append(number)
         for (place, why), pages in alike.items():
             data: Data = {"at": place}
-            if retires := [[move.by, list(move.pages), self._end(move)] for move in held if move.by in pages]:
+            if retires := [[move.by, list(move.pages), self._end(move)] for move in postponed if move.by in pages]:
                 data["retires"] = retires
             self._record(Act.ADMIT, pages, why, **data)
         for importance, pages in worth.items():
@@ -364,8 +365,8 @@ class Collecting:
         rejected = [page for page in move.pages if self._known(page)[1].at is Place.PROPOSED]
         for page in rejected:
             self._move(Act.RETIRE, [page], Place.RETIRED, move.why, {"until": since_of(self._known(page)[0]), **by})
-        if others := [page for page in move.pages if page not in rejected]:
-            self._move(Act.RETIRE, others, Place.RETIRED, move.why, {"until": self._end(move), **by})
+        if accepted := [page for page in move.pages if page not in rejected]:
+            self._move(Act.RETIRE, accepted, Place.RETIRED, move.why, {"until": self._end(move), **by})
 
     def _restore(self, move: Restore) -> None:
         if self.policy != "user":
@@ -381,18 +382,18 @@ class Collecting:
     def mark(self, act: Act, pages: Sequence[int], **data: Unpack[Data]) -> None:
         """Pin or unpin pages, or set their importance."""
         for page in pages:
-            before = self._known(page)[1]
+            state = self._known(page)[1]
             if act is Act.RATE:
-                self.states[page] = msgspec.structs.replace(before, importance=data["importance"])
+                self.states[page] = msgspec.structs.replace(state, importance=data["importance"])
             else:
-                self.states[page] = msgspec.structs.replace(before, pinned=act is Act.PIN)
+                self.states[page] = msgspec.structs.replace(state, pinned=act is Act.PIN)
         self._record(act, pages, "", **data)
 
     def _move(self, act: Act, pages: Sequence[int], place: Place, why: str, more: Data) -> None:
         until = more.get("until")
         for page in pages:
-            before = self._known(page)[1]
-            self.states[page] = msgspec.structs.replace(before, at=place, until=until)
+            state = self._known(page)[1]
+            self.states[page] = msgspec.structs.replace(state, at=place, until=until)
         data: Data = {"at": place, **more}
         self._record(act, pages, why, **data)
 
@@ -409,8 +410,8 @@ class Collecting:
         """A page of this collection, as it is after the changes so far."""
         if page in self.pages:
             return self.pages[page], self.states[page]
-        known, state = self._there((self.info.number, page))
-        return known, self.states.get(page, state)
+        row, state = self._there((self.info.number, page))
+        return row, self.states.get(page, state)
 
     def _there(self, key: Key) -> tuple[Page, State]:
         where = "this collection" if key[0] == self.info.number else f"segment {key[0]}"

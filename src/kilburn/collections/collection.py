@@ -35,13 +35,13 @@ __all__ = ["Collection"]
 
 T = TypeVar("T")
 
-READ = 500
+CHUNK_PAGES = 500
 """Pages that are read at a time."""
 
-TRIES = 50
+MAX_ATTEMPTS = 50
 """How often work is done again because another writer was faster; each of them has then written something."""
 
-MOST = 10_000
+MAX_ADDRESS_PAGES = 10_000
 """Pages that one address may name here."""
 
 
@@ -56,14 +56,14 @@ def undisturbed(work: Callable[[], T], head: Callable[[], int] | None = None) ->
     Raises:
         StoreStale: so it went each time. Whatever `work` raises.
     """
-    for _ in range(TRIES):
-        before = head() if head is not None else 0
+    for _ in range(MAX_ATTEMPTS):
+        start = head() if head is not None else 0
         try:
             return work()
         except StoreStale:
             continue
         except StoreCorrupt:
-            if head is None or head() == before:
+            if head is None or head() == start:
                 raise
     return work()
 
@@ -104,15 +104,15 @@ class Collection(Segment):
 
     def _refresh(self) -> bool:
         with self.lock:
-            found, head = self.backend.segment(self.name, time=0.0, create=False), self._pending.head
-            if found is None or found.number != self.number:
+            info, head = self.backend.segment(self.name, time=0.0, create=False), self._pending.head
+            if info is None or info.number != self.number:
                 raise StoreStale(f"collection {self.name!r} is not what it was", advice="open it again")
-            self._info = found
-            if found.pages != self._counted:
-                self._originals = self._count(found.pages)
-                self._counted = found.pages
-            self._pending.continue_from(found)
-            return found.head != head
+            self._info = info
+            if info.pages != self._counted:
+                self._originals = self._count(info.pages)
+                self._counted = info.pages
+            self._pending.continue_from(info)
+            return info.head != head
 
     def _count(self, pages: int) -> int:
         """The number of originals among so many pages. Both kinds are numbered without holes and never removed. So a
@@ -120,9 +120,9 @@ class Collection(Segment):
         low, high = self._originals, self._originals + pages - self._counted
         while low < high:
             probes = range(low + max(1, (high - low) // 16), high + 1, max(1, (high - low) // 16))
-            there = self.backend.read((self.number, page) for page in probes)
+            rows = self.backend.read((self.number, page) for page in probes)
             for page in probes:
-                if (self.number, page) not in there:
+                if (self.number, page) not in rows:
                     high = page - 1
                     break
                 low = page
@@ -177,19 +177,19 @@ class Collection(Segment):
         """
         if any(isinstance(change, Drop) for change in changes):
             return self._drop_all(changes, policy)
-        wanted = as_changes(changes)
-        if not wanted and note is None:
+        checked_changes = as_changes(changes)
+        if not checked_changes and note is None:
             return []
 
         def collect() -> Collecting:
-            made = self._carried(wanted, policy, cause, tainted=tainted)
+            collecting = self._carried(checked_changes, policy, cause, tainted=tainted)
             if note is not None:
-                made.events.append(self._event(Act.NOTE, (), policy=policy, cause=cause, data=note))
-            return made
+                collecting.events.append(self._event(Act.NOTE, (), policy=policy, cause=cause, data=note))
+            return collecting
 
         with self.lock:
-            made = self._commit(collect, seen)
-        return [address_of(page) for page in made.added]
+            collecting = self._commit(collect, seen)
+        return [address_of(page) for page in collecting.added]
 
     def _drop_all(self, changes: tuple[object, ...], policy: str) -> list[str]:
         if policy != "user":
@@ -197,56 +197,56 @@ class Collection(Segment):
         if len(changes) != 1 or not isinstance(changes[0], Drop):
             raise KernelError("a Drop beside other changes", advice="forget on its own: it may reach other segments")
         self._check_writable()
-        known = [page for page in changes[0].pages if self.read(page)]
-        forget(self._home, {self.number: known}, changes[0].why)
+        pages = [page for page in changes[0].pages if self.read(page)]
+        forget(self._home, {self.number: pages}, changes[0].why)
         return []
 
     def _carried(
-        self, wanted: Sequence[Change], policy: str = "user", cause: str = "user", *, tainted: bool = False
+        self, changes: Sequence[Change], policy: str = "user", cause: str = "user", *, tainted: bool = False
     ) -> Collecting:
         """The transaction of these changes, checked against what is there now."""
-        rows = self.backend.read(keys_of(wanted, self.number))
-        clock, named = self.clock(), self.named()
-        made = Collecting(
-            self.info, self._last, rows, self.counter, clock, policy=policy, cause=cause, tainted=tainted, named=named
+        rows = self.backend.read(keys_of(changes, self.number))
+        clock, note_pages = self.clock(), self.named()
+        collecting = Collecting(
+            self.info, self._last, rows, self.counter, clock, policy=policy, cause=cause, tainted=tainted, named=note_pages
         )
-        made.carry(wanted)
-        return made
+        collecting.carry(changes)
+        return collecting
 
     def _commit(self, collect: Callable[[], Collecting], seen: int | None = None) -> Collecting:
         """Write what `collect` makes of what is there now, with the observations that wait."""
         self._check_writable()
         cited = set[int]()
-        for left in reversed(range(FREE + ALONE)):
+        for attempts in reversed(range(FREE + ALONE)):
             try:
-                with self._alone(cited) if left < ALONE else nullcontext():
+                with self._alone(cited) if attempts < ALONE else nullcontext():
                     self._refresh()
                     if seen is not None and any(event.act in STATE for event in self.backend.events(self.number, seen)):
                         break
-                    made = collect()
-                    if made.events:
-                        batch = made.batch(self._pending.head, self._pending.events)
+                    collecting = collect()
+                    if collecting.events:
+                        batch = collecting.batch(self._pending.head, self._pending.events)
                         cited = {segment for page in batch.pages for segment, _ in page.cites}
                         self._write(batch)
             except StoreStale:
-                if not left:
+                if not attempts:
                     raise
             else:
-                self._originals += sum(page > 0 for page in made.added)
-                self._counted += len(made.added)
-                return made
+                self._originals += sum(page > 0 for page in collecting.added)
+                self._counted += len(collecting.added)
+                return collecting
         raise StoreStale(f"{self.name!r} was changed after event {seen}", advice="read it again, then decide again")
 
     @contextmanager
     def _alone(self, beside: Iterable[int] = ()) -> Iterator[None]:
         with self.lock:
-            before = self._pending
+            pending = self._pending
             try:
                 with self.backend.together([self.number, *beside]):
                     yield
             except BaseException:
                 # What it has written is not there.
-                self._pending = before
+                self._pending = pending
                 raise
 
     def _write(self, batch: Batch) -> None:
@@ -271,12 +271,12 @@ class Collection(Segment):
                 raise KernelError(f"{address_of(strange[0])} is not proposed", advice="see `pages(proposed=True)`")
             sources = self.backend.read({(self.number, source) for page, _ in rows.values() for source in page.sources})
             numbers += [page.id for page, state in sources.values() if state.at is Place.PROPOSED]
-            held = [move for event in self.backend.events(self.number) for move in held_of(event) if move.by in numbers]
-            there = self.backend.read((self.number, page) for move in held for page in move.pages)
+            moves = [move for event in self.backend.events(self.number) for move in held_of(event) if move.by in numbers]
+            targets = self.backend.read((self.number, page) for move in moves for page in move.pages)
             changes: list[Change] = [Restore(tuple(dict.fromkeys(numbers)), why)]
-            for move in held:
-                left = tuple(page for page in move.pages if there[self.number, page][1].at is Place.OUT)
-                changes += [msgspec.structs.replace(move, pages=left)] if left else []
+            for move in moves:
+                in_force = tuple(page for page in move.pages if targets[self.number, page][1].at is Place.OUT)
+                changes += [msgspec.structs.replace(move, pages=in_force)] if in_force else []
             return self._carried(changes, cause="accept")
 
         return self._restored(accepted)
@@ -296,16 +296,16 @@ class Collection(Segment):
         def undone() -> Collecting:
             versions = Versions(self.backend.events(self.number))
             numbers = self._resolve(address)
-            kept = self.backend.read((self.number, page) for page in versions.of(*numbers))
-            rows = {page: row for (_, page), row in kept.items() if row[1].at is not Place.DROPPED}
+            versions_rows = self.backend.read((self.number, page) for page in versions.of(*numbers))
+            rows = {page: row for (_, page), row in versions_rows.items() if row[1].at is not Place.DROPPED}
             return self._carried(versions.undo(numbers, rows, why), cause="undo")
 
         return self._restored(undone)
 
     def _restored(self, collect: Callable[[], Collecting]) -> list[str]:
         with self.lock:
-            made = self._commit(collect)
-        restored = [event for event in made.events if event.act is Act.RESTORE and event.data["at"] == Place.OUT]
+            collecting = self._commit(collect)
+        restored = [event for event in collecting.events if event.act is Act.RESTORE and event.data["at"] == Place.OUT]
         return [address_of(page) for event in restored for page in event.pages]
 
     def history(self, address: str) -> list[Version]:
@@ -319,13 +319,13 @@ class Collection(Segment):
         versions = Versions(self.backend.events(self.number))
         chain = versions.of(*numbers)
         rows = self.backend.read((self.number, page) for page in chain)
-        told: dict[int, list[Event]] = {page: [] for page in chain}
+        page_events: dict[int, list[Event]] = {page: [] for page in chain}
         for event in self.backend.events(self.number):
             if event.act in STATE:
                 for page in chain.intersection(event.pages):
-                    told[page].append(event)
-        found = [Version(page=page, state=state, events=tuple(told[page.id])) for page, state in rows.values()]
-        return sorted(found, key=lambda one: one.events[0].number if one.events else 0)
+                    page_events[page].append(event)
+        chain_versions = [Version(page=page, state=state, events=tuple(page_events[page.id])) for page, state in rows.values()]
+        return sorted(chain_versions, key=lambda version: version.events[0].number if version.events else 0)
 
     def _mark(self, act: Act, address: str, **data: Unpack[Data]) -> None:
         def made() -> Collecting:
@@ -347,37 +347,37 @@ class Collection(Segment):
         """These pages and all that was made from them here, also by somebody else just now, without the forgotten ones. An entity
         is only a name: one that something else holds by now stays."""
         rows = self.backend.read((self.number, page) for page in self._made_from(pages))
-        gone = {page for _, page in rows}
+        dropped = {page for _, page in rows}
         names = {page.id for page, _ in rows.values() if page.kind is Kind.ENTITY}
-        fresh = gone - names
+        fresh = dropped - names
         while fresh:
-            fresh = set(self._citing(fresh)) - gone
-            gone |= fresh
-        return sorted(gone - {name for name in names if not gone.issuperset(self._citing([name]))})
+            fresh = set(self._citing(fresh)) - dropped
+            dropped |= fresh
+        return sorted(dropped - {name for name in names if not dropped.issuperset(self._citing([name]))})
 
     def _citing(self, pages: Iterable[int]) -> Iterator[int]:
         return (page for number, page in self.backend.citing(self.number, pages) if number == self.number)
 
     def _drop(self, pages: Sequence[int], why: str = "") -> list[int]:
-        gone = list[int]()
+        dropped = list[int]()
         with self.lock:
             self._check_writable()
-            for left in reversed(range(FREE + 1)):
+            for attempts in reversed(range(FREE + 1)):
                 try:
-                    with nullcontext() if left else self._alone():
+                    with nullcontext() if attempts else self._alone():
                         self._refresh()
-                        gone = self._with_made_from(pages)
-                        if gone:
-                            event = self._event(Act.DROP, gone, why=why, data={"at": Place.DROPPED})
+                        dropped = self._with_made_from(pages)
+                        if dropped:
+                            event = self._event(Act.DROP, dropped, why=why, data={"at": Place.DROPPED})
                             events = in_order([*self._pending.events, event], self._pending.head, self.info.used)
-                            states = dict.fromkeys(gone, State(Place.DROPPED))
-                            self._write(Batch(head=self._pending.head, events=events, states=states, erase=gone))
+                            states = dict.fromkeys(dropped, State(Place.DROPPED))
+                            self._write(Batch(head=self._pending.head, events=events, states=states, erase=dropped))
                     break
                 except StoreStale:
                     # If nobody has written here, one of them is cited.
-                    if not left or not self._refresh():
+                    if not attempts or not self._refresh():
                         raise
-            return gone
+            return dropped
 
     # What is in it
 
@@ -400,13 +400,13 @@ class Collection(Segment):
             originals, derived = self._last
         numbers = range(after + 1, originals + 1) if after >= 0 else range(0)
         ids = itertools.chain(numbers, range(min(after, 0) - 1, derived - 1, -1))
-        left = limit
-        while left is None or left > 0:
-            some = list(itertools.islice(ids, READ))
-            if not some:
+        remaining = limit
+        while remaining is None or remaining > 0:
+            chunk = list(itertools.islice(ids, CHUNK_PAGES))
+            if not chunk:
                 return
-            rows = self.backend.read((self.number, page) for page in some)
-            for number in some:
+            rows = self.backend.read((self.number, page) for page in chunk)
+            for number in chunk:
                 if (self.number, number) not in rows:
                     continue
                 page, state = rows[self.number, number]
@@ -414,8 +414,8 @@ class Collection(Segment):
                 true = history or is_true(page, state, time, now=at is None)
                 if state.at is not Place.DROPPED and (proposed if waits else true):
                     yield page, state
-                    left = None if left is None else left - 1
-                    if left == 0:
+                    remaining = None if remaining is None else remaining - 1
+                    if remaining == 0:
                         return
 
     def read(self, page: int) -> tuple[Page, State]:
@@ -447,17 +447,17 @@ class Collection(Segment):
         originals, derived = self._last
         if not derived <= first <= originals or last > originals:
             kinds = [(kind, count) for kind, count in (("p", originals), ("f", -derived)) if count]
-            known = " and ".join(f"{kind}1" if count == 1 else f"{kind}1-{kind}{count}" for kind, count in kinds)
-            raise UnknownAddress(f"{address} does not exist in {self.name!r}", advice=f"it has {known or 'no pages yet'}")
-        if last - first >= MOST:
-            raise KernelError(f"{address} names {last - first + 1:,} pages", advice=f"name {MOST:,} at most")
+            extent = " and ".join(f"{kind}1" if count == 1 else f"{kind}1-{kind}{count}" for kind, count in kinds)
+            raise UnknownAddress(f"{address} does not exist in {self.name!r}", advice=f"it has {extent or 'no pages yet'}")
+        if last - first >= MAX_ADDRESS_PAGES:
+            raise KernelError(f"{address} names {last - first + 1:,} pages", advice=f"name {MAX_ADDRESS_PAGES:,} at most")
         rows = self.backend.read((self.number, page) for page in range(first, last + 1))
         if missing := [page for page in range(first, last + 1) if (self.number, page) not in rows]:
             raise StoreCorrupt(f"{address_of(missing[0])} of {self.name!r} is missing", advice="run `kilburn fsck`")
-        found = [page for page, state in rows.values() if state.at is not Place.DROPPED]
-        if not found:
+        pages = [page for page, state in rows.values() if state.at is not Place.DROPPED]
+        if not pages:
             raise Forgotten(f"{address} was forgotten", advice="nothing of it is kept")
-        return found
+        return pages
 
     def _read(self, address: str) -> tuple[Sequence[Page], Sequence[str], list[int]]:
         pages = self._named(address)
@@ -469,12 +469,12 @@ class Collection(Segment):
     def _observe(self, act: Act, pages: Sequence[int], *, policy: str, cause: str, why: str, **data: Unpack[Data]) -> None:
         self._pending.add([self._event(act, pages, policy=policy, cause=cause, why=why, data=data)])
         if len(self._pending.events) >= GATHERED and not self._flush():
-            lost, kept = self._pending.halve()
-            self._pending.add([self._event(Act.NOTE, (), policy="kernel", data={"lost": lost}), *kept])
+            lost, newer = self._pending.halve()
+            self._pending.add([self._event(Act.NOTE, (), policy="kernel", data={"lost": lost}), *newer])
 
     def _flush(self) -> bool:
         with self.lock:
-            for _ in range(TRIES if self._pending.events else 0):
+            for _ in range(MAX_ATTEMPTS if self._pending.events else 0):
                 try:
                     self._refresh()
                     self._write(Batch(head=self._pending.head, events=self._pending.events, wait=False))

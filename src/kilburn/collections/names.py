@@ -32,21 +32,21 @@ def checked_name(name: str) -> str:
     """
     if not isinstance(name, str) or not name:
         raise KernelError("a note without a name", advice="name it like core/human or workflows/release")
-    shown = ascii(name[:80])
+    excerpt = ascii(name[:80])
     if len(name) > LONGEST_NAME:
         raise KernelError(f"a name of {len(name):,} characters", advice=f"{LONGEST_NAME} at most")
     if odd := _ODD.search(name):
-        raise KernelError(f"the name {shown} has the character U+{ord(odd[0]):04X}", advice="leave it out")
+        raise KernelError(f"the name {excerpt} has the character U+{ord(odd[0]):04X}", advice="leave it out")
     name = unicodedata.normalize("NFC", name)
     for part in name.split("/"):
         if not part:
-            raise KernelError(f"the name {shown} has an empty part", advice="no slash at an end, and none beside another")
+            raise KernelError(f"the name {excerpt} has an empty part", advice="no slash at an end, and none beside another")
         if part in (".", ".."):
-            raise KernelError(f"the name {shown} leads elsewhere", advice="names have no . and no .. between slashes")
+            raise KernelError(f"the name {excerpt} leads elsewhere", advice="names have no . and no .. between slashes")
         if part.startswith(".") or part != part.strip() or part.endswith("."):
-            raise KernelError(f"the name {shown} has the part {part!a}", advice="no dot or blank at its ends")
+            raise KernelError(f"the name {excerpt} has the part {part!a}", advice="no dot or blank at its ends")
         if len(part.encode("utf-8")) > LONGEST_PART:
-            raise KernelError(f"the name {shown} has a part of over {LONGEST_PART} bytes", advice="make it shorter")
+            raise KernelError(f"the name {excerpt} has a part of over {LONGEST_PART} bytes", advice="make it shorter")
     return name
 
 
@@ -69,32 +69,32 @@ class NoteNames:
         return self._pages
 
     def _see(self, page: Page, state: State) -> None:
-        before = self._names.pop(page.id, None)
-        if before is not None and self._pages.get(before) == page.id:
-            del self._pages[before]
+        name = self._names.pop(page.id, None)
+        if name is not None and self._pages.get(name) == page.id:
+            del self._pages[name]
         if state.at is Place.OUT and page.name is not None:
             self._pages[page.name] = page.id
             self._names[page.id] = page.name
 
 
-def check_one_of_each(named: Mapping[str, int], pages: Iterable[tuple[Page, State]]) -> None:
+def check_one_of_each(note_pages: Mapping[str, int], pages: Iterable[tuple[Page, State]]) -> None:
     """Check that of each name one page is in force after a change.
 
     Args:
-        named: the pages in force before it, by name.
+        note_pages: the pages in force before it, by name.
         pages: those that it touches, as they are after it.
 
     Raises:
         LawBroken: two would be, or one has no name.
     """
     touched = {page.id: (page, state) for page, state in pages}
-    left = {name: page for name, page in named.items() if page not in touched}
+    holders = {name: page for name, page in note_pages.items() if page not in touched}
     for page, state in touched.values():
         if state.at is not Place.OUT:
             continue
         if page.name is None:
             raise LawBroken(9, f"the note {address_of(page.id)} has no name", advice="give an Add of a note its name")
-        other = left.setdefault(page.name, page.id)
-        if other != page.id:
-            what = f"{address_of(other)} and {address_of(page.id)} would both be the note {page.name!r}"
-            raise LawBroken(9, what, advice="retire the one in the same change")
+        holder = holders.setdefault(page.name, page.id)
+        if holder != page.id:
+            message = f"{address_of(holder)} and {address_of(page.id)} would both be the note {page.name!r}"
+            raise LawBroken(9, message, advice="retire the one in the same change")

@@ -44,29 +44,29 @@ class Versions:
 
     def _take_in(self, pages: Sequence[int], by: int, *, undone: bool) -> None:
         for page in () if undone and not by else pages:
-            before = self._heir.pop(page, 0)
-            if before:
-                self._olds[before].remove(page)
+            heir = self._heir.pop(page, 0)
+            if heir:
+                self._olds[heir].remove(page)
             if by:
                 self._heir[page] = by
                 self._olds.setdefault(by, []).append(page)
 
     def of(self, *pages: int) -> set[int]:
         """All versions of what pages say, themselves included."""
-        found, fresh = set(pages), list(pages)
+        chain, fresh = set(pages), list(pages)
         while fresh:
-            one = fresh.pop()
-            near = {*self._olds.get(one, ()), self._heir.get(one, one)} - found
-            found |= near
+            page = fresh.pop()
+            near = {*self._olds.get(page, ()), self._heir.get(page, page)} - chain
+            chain |= near
             fresh += near
-        return found
+        return chain
 
     def _line(self, page: int, rows: Collection[int]) -> list[int]:
         """A page, what superseded it, what superseded that, and so on; those that are forgotten are left out."""
         line = {page: None}
         while (page := self._heir.get(page, 0)) and page not in line:
             line[page] = None
-        return [one for one in line if one in rows]
+        return [page for page in line if page in rows]
 
     def undo(self, pages: Sequence[int], rows: Mapping[int, tuple[Page, State]], why: str) -> list[Change]:
         """The changes that undo what last happened to these pages.
@@ -83,8 +83,8 @@ class Versions:
         lines = {page: self._line(page, rows) for page in rows}
 
         def bring_back(superseded_by: int, but: Sequence[int] = ()) -> None:
-            for old, after in lines.items():
-                if after[1:2] == [superseded_by] and at[old] is Place.RETIRED and old not in but:
+            for old, line in lines.items():
+                if line[1:2] == [superseded_by] and at[old] is Place.RETIRED and old not in but:
                     restored[old] = None
 
         for page in pages:
@@ -101,16 +101,16 @@ class Versions:
             else:
                 restored[page] = None
                 # What an undo brought back in its place goes again.
-                retired.update((old, after[1]) for old, after in lines.items() if page in after[1:] and at[old] is Place.OUT)
+                retired.update((old, line[1]) for old, line in lines.items() if page in line[1:] and at[old] is Place.OUT)
                 for heir in line[1:]:
                     if at[heir] is Place.OUT:
                         retired[heir] = 0
                         bring_back(heir, but=line)
         # What a person rejected is not in force by this: it waits again.
         back = tuple(page for page in restored if page not in self._waiting)
-        again = tuple(page for page in restored if page in self._waiting)
+        waiting = tuple(page for page in restored if page in self._waiting)
         changes: list[Change] = [Restore(back, why)] if back else []
-        changes += [Restore(again, why, proposed=True)] if again else []
+        changes += [Restore(waiting, why, proposed=True)] if waiting else []
         for page, by in retired.items():
             # It counts as never true, unless it was superseded again: then it ended where that begins.
             until = None if by else since_of(rows[page][0])

@@ -24,9 +24,9 @@ from kilburn.effect import Outcome
 from kilburn.errors import KernelError, KilburnError, SpecError
 from kilburn.kernel.receipts import newest_moves
 from kilburn.kernel.session import Session
-from kilburn.kernel.store import Store
 from kilburn.memory.user_memory import UserMemory
 from kilburn.move import Retire
+from kilburn.opening import Store
 from kilburn.page import Place
 from kilburn.prices import PRICES
 

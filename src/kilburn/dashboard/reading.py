@@ -19,14 +19,14 @@ from kilburn.dashboard.marks import Marks, TooFar, weight
 from kilburn.effect import Outcome
 from kilburn.errors import KilburnError, SpecError
 from kilburn.event import Act, Event
-from kilburn.kernel.breaker import FAILURES, Breaker
 from kilburn.kernel.checkpoint import figures_of
+from kilburn.kernel.consultation import FAILURES, Breaker
 from kilburn.kernel.ledger import Stats, counter_of
 from kilburn.kernel.receipts import MOVES, Receipt, receipts
 from kilburn.kernel.replay import SENSELESS, steps
 from kilburn.kernel.session import Session
-from kilburn.kernel.store import Store
 from kilburn.kernel.window import WindowState
+from kilburn.opening import Store
 
 WIDE = 1 << 40
 """Tokens of a window from which nothing has to be evicted."""

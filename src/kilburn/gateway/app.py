@@ -45,9 +45,9 @@ from kilburn.gateway.tally import Tally
 from kilburn.gateway.threads import in_thread
 from kilburn.gateway.upstream import KEY_FROM, Endpoint, InProcess, UpstreamApi, is_lent, joined
 from kilburn.gateway.users import Shares, below, requested_user
+from kilburn.jobs.claims import FAILED, kept
+from kilburn.jobs.ending import expire, rule_of
 from kilburn.jobs.worker import JobKind, Ways, Worker
-from kilburn.kernel.claims import FAILED, kept
-from kilburn.kernel.ending import expire, rule_of
 from kilburn.kernel.resolve import resolve
 from kilburn.kernel.store import Store
 from kilburn.model import takes_tools

@@ -14,12 +14,12 @@ from kilburn import tracing
 from kilburn.errors import SpecError
 from kilburn.gateway.conversations import Conversation
 from kilburn.gateway.exchange import Exchange
-from kilburn.kernel import memory_tools
-from kilburn.kernel.brought import Brought, bring
-from kilburn.kernel.memory_tools import MemoryReply
 from kilburn.kernel.receipts import ranges
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
+from kilburn.memory import memory_tools
+from kilburn.memory.brought import Brought, bring
+from kilburn.memory.memory_tools import MemoryReply
 from kilburn.message import Message, Part
 from kilburn.wire.digests import HIDDEN
 

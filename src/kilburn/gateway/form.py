@@ -15,7 +15,7 @@ import msgspec
 
 from kilburn.errors import InvalidMessage, Unavailable, WireError
 from kilburn.gateway.events import MARK, ServerEvent, written
-from kilburn.kernel.memory_tools import OURS
+from kilburn.memory.memory_tools import OURS
 from kilburn.message import Kind, Message, Part
 from kilburn.model import MAX_TOKENS, Delta, Reply, Request, Tokens, ToolSpec
 from kilburn.wire.digests import HIDDEN

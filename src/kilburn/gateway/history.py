@@ -55,13 +55,12 @@ from kilburn.gateway.repeats import Hold
 from kilburn.gateway.replies import ReplyPlace, ReplyPlaces
 from kilburn.gateway.sayings import WIDTH, Sayings, message_key
 from kilburn.kernel.branches import BRANCH, origin_in
-from kilburn.kernel.brought import keep
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store, session_of
+from kilburn.memory.brought import keep
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.page import Place
 from kilburn.tracing import compacting
-from kilburn.wire.compaction import is_compaction
 from kilburn.wire.digests import HIDDEN, canonical, is_spoken, visible
 from kilburn.wire.histories import (
     OPENING,
@@ -76,6 +75,7 @@ from kilburn.wire.histories import (
     shared,
     tails,
 )
+from kilburn.wire.sent import is_compaction
 
 log = logging.getLogger("kilburn.gateway")
 

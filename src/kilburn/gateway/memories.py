@@ -16,9 +16,9 @@ import msgspec
 
 from kilburn.event import Act
 from kilburn.gateway.form import Form, ParsedRequest
-from kilburn.kernel.brought import QUERY, behind, known
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
+from kilburn.memory.brought import QUERY, behind, known
 from kilburn.memory.learning import Learning
 from kilburn.message import Kind, Role, Trust
 

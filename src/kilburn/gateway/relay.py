@@ -52,10 +52,10 @@ from kilburn.gateway.problems import client_message, unread_reason
 from kilburn.gateway.repeats import Hold
 from kilburn.gateway.threads import in_thread
 from kilburn.gateway.upstream import Response, UpstreamApi, error_status, gathered, replayed
-from kilburn.kernel.brought import Brought, room_for
-from kilburn.kernel.memory_tools import OFFERED, without_gone
 from kilburn.kernel.receipts import ranges
 from kilburn.kernel.render import to_send
+from kilburn.memory.brought import Brought, room_for
+from kilburn.memory.memory_tools import OFFERED, without_gone
 from kilburn.message import Kind, Message, Part, Trust
 from kilburn.model import Finish, Reply
 from kilburn.models.provider_errors import provider_error

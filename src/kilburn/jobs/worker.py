@@ -2,7 +2,7 @@
 
 Nothing is queued: what is to be done is what the store says. A session has been said more in than was learned from; a passage has
 no vector; a session is past its time; erased bytes still lie about. So no job is lost, whatever is killed. The write of each step
-checks by itself that it is the first, so none is done twice in effect, and a claim (`kilburn.kernel.claims`) only spares others
+checks by itself that it is the first, so none is done twice in effect, and a claim (`kilburn.jobs.claims`) only spares others
 the same work. What fails is tried again with growing pauses that are kept in the store, and holds up nothing else.
 """
 
@@ -26,16 +26,17 @@ from kilburn.effect import Answer, Ask
 from kilburn.errors import KilburnError
 from kilburn.event import Act
 from kilburn.forgetting.erasure import Erasure
-from kilburn.kernel.claims import FAILED, KILLED, LEASE, JobClaim, JobName, JobState, kept, named, renewing, settle, take
+from kilburn.jobs.claims import FAILED, KILLED, LEASE, JobClaim, JobName, JobState, kept, named, renewing, settle, take
+from kilburn.jobs.ending import FORGET, Coolness, Ending, cool, due, expire, rule_of
 from kilburn.kernel.drive import run
-from kilburn.kernel.ending import FORGET, Coolness, Ending, cool, due, expire, rule_of, rule_time
 from kilburn.kernel.resolve import resolve
 from kilburn.kernel.session import Session
-from kilburn.kernel.store import Store
 from kilburn.memory.learning import LearningJob, make_answerer
+from kilburn.memory.retention import rule_time
 from kilburn.memory.secrets import Secrets
 from kilburn.message import Kind, Role
 from kilburn.native import ending
+from kilburn.opening import Store
 from kilburn.search.choice import vectors_for
 
 log = logging.getLogger("kilburn")

@@ -16,14 +16,22 @@ import msgspec
 
 from kilburn.budget import Counter
 from kilburn.errors import DuplicateCall, Forgotten, InvalidMessage, LawBroken, OrphanResult
+from kilburn.kernel.capabilities import capabilities
 from kilburn.kernel.window import WindowState
 from kilburn.message import TRUST_OF_ROLE, Kind, Message, Part, Role, Trust
 from kilburn.page import Page, Place, address_of, digest_of
-from kilburn.tokens.images import cost_of_image
-from kilburn.tokens.media import block_tokens, describe, describe_image, document_text, readable_text, strings_tokens
-from kilburn.wire.compaction import COMPACTION, is_compaction, stands
 from kilburn.wire.plain import unpack
-from kilburn.wire.sent import form_of, is_plain, is_sent, sent_name, sent_text, strings_beside
+from kilburn.wire.sent import (
+    COMPACTION,
+    form_of,
+    is_compaction,
+    is_plain,
+    is_sent,
+    sent_name,
+    sent_text,
+    stands,
+    strings_beside,
+)
 
 LABEL = 60
 
@@ -46,19 +54,19 @@ def cost_of(counter: Counter, part: Part, role: Role, leftovers: str | None = No
     if role is Role.SYSTEM and number > 1:
         return counter.count("<system>\n\n</system>") + cost_of(counter, part, role, leftovers)
     if is_plain(part, role, leftovers):
-        named = counter.count(sent_name(part.name, part.call)) if part.kind is Kind.RESULT else 0
-        return counter.count(part.text) + named + counter.envelope
+        name_tokens = counter.count(sent_name(part.name, part.call)) if part.kind is Kind.RESULT else 0
+        return counter.count(part.text) + name_tokens + counter.envelope
     form = unpack(leftovers).get("form")
     strings = strings_beside(part, role, leftovers)
-    beside = strings_tokens(counter, strings) if strings else 0
+    beside = capabilities.attachments.strings_tokens(counter, strings) if strings else 0
     if part.kind is Kind.IMAGE and role in (Role.USER, Role.TOOL):
-        tokens = cost_of_image(counter, part.text, low='"detail":"low"' in (part.extra or ""))
+        tokens = capabilities.attachments.image_cost(counter, part.text, low='"detail":"low"' in (part.extra or ""))
     elif part.kind in (Kind.REASONING, Kind.OPAQUE, Kind.IMAGE) and not any(
         is_sent(part, role, form, into) for into in ("chat", "messages")
     ):
         return beside
     elif part.kind is Kind.OPAQUE:
-        tokens = block_tokens(counter, part.text)
+        tokens = capabilities.attachments.block_tokens(counter, part.text)
     else:
         tokens = counter.count(sent_text(part, role, form))
     if part.kind in (Kind.CALL, Kind.RESULT):
@@ -70,7 +78,7 @@ def pages_of(
     messages: Sequence[Message],
     window: WindowState,
     counter: Counter,
-    now: float,
+    time: float,
     cited: Mapping[tuple[int, int], Page] = MappingProxyType({}),
 ) -> tuple[list[Page], dict[str, str]]:
     """The pages of these messages, numbered on from the window's last, and the texts of their digests.
@@ -87,11 +95,11 @@ def pages_of(
     texts: dict[str, str] = {}
     calls: dict[str, Page] = {}
     answered: set[str] = set()
-    named = {part.call for message in messages for part in message.parts if part.call}
-    before = _calls_before(named, window) if named else {}
-    call_ids = [part.call for message in messages for part in message.parts if part.kind is Kind.CALL] if named else []
-    if before or len(call_ids) > len(set(call_ids)):
-        messages, before = _with_distinct_calls(messages, before, window)
+    call_names = {part.call for message in messages for part in message.parts if part.call}
+    earlier_calls = _calls_before(call_names, window) if call_names else {}
+    call_ids = [part.call for message in messages for part in message.parts if part.kind is Kind.CALL] if call_names else []
+    if earlier_calls or len(call_ids) > len(set(call_ids)):
+        messages, earlier_calls = _with_distinct_calls(messages, earlier_calls, window)
     # The place among these pages of the last compaction.
     last: int | None = None
     for offset, message in enumerate(messages):
@@ -103,9 +111,9 @@ def pages_of(
         summed = bool(summaries)
         if summed:
             prompt = pages[last:] if last is not None else (*window.visible(), *pages)
-            shown = [page for page in prompt if page.id not in window.stubs]
-            made_of = tuple(dict.fromkeys((*message.sources, *(page.id for page in shown))))
-            summary_trust = min([trust, *(page.trust for page in shown)])
+            prompt_pages = [page for page in prompt if page.id not in window.stubs]
+            made_of = tuple(dict.fromkeys((*message.sources, *(page.id for page in prompt_pages))))
+            summary_trust = min([trust, *(page.trust for page in prompt_pages)])
             trust = _trust(msgspec.structs.replace(message, sources=(), cites=()), window, cited, pages)
         bound = message.role is Role.ASSISTANT and any(part.kind in BOUND and part not in summaries for part in message.parts)
         speaker = _speaker(message) if message.extra is not None and '"name"' in message.extra else None
@@ -118,7 +126,9 @@ def pages_of(
             is_summary = part in summaries
             holds_result = part.kind is Kind.OPAQUE and _RESULT.search(part.text) is not None
             beside = summed and not is_summary
-            call = None if part.call is None and part.kind is Kind.TEXT else _call_of(part, window, before, calls, answered)
+            call = (
+                None if part.call is None and part.kind is Kind.TEXT else _call_of(part, window, earlier_calls, calls, answered)
+            )
             group = number if part.kind is Kind.CALL else 0 if call is None else call.group
             page = Page(
                 id=number,
@@ -128,7 +138,7 @@ def pages_of(
                 role=message.role,
                 message=window.turn + offset + 1,
                 tokens=cost_of(counter, part, message.role, leftovers, number),
-                time=now,
+                time=time,
                 trust=summary_trust if is_summary else Trust.TOOL if holds_result else trust,
                 group=first if bound and not is_summary else group,
                 answers=0 if call is None else call.id,
@@ -153,7 +163,7 @@ def pages_of(
 
 
 def _with_distinct_calls(
-    messages: Sequence[Message], before: dict[str, int], window: WindowState
+    messages: Sequence[Message], earlier_calls: dict[str, int], window: WindowState
 ) -> tuple[Sequence[Message], dict[str, int]]:
     """Return messages whose calls have ids of their own in this session, and the earlier calls that they name, with their pages.
 
@@ -161,34 +171,36 @@ def _with_distinct_calls(
     message, and its results get the same: a result belongs to the newest call of its id that waits for one.
 
     Args:
-        before: the calls of the session whose ids the messages name.
+        earlier_calls: the calls of the session whose ids the messages name.
     """
     waiting = {page.call: page.id for page in map(window.pages.__getitem__, sorted(window.open)) if page.call}
-    names = {call: next((other for other in reversed(waiting) if _is_renamed(other, call)), call) for call in before}
-    known = before | {name: waiting[name] for name in names.values() if name in waiting}
-    used: set[str] = set()
+    names = {
+        call: next((candidate for candidate in reversed(waiting) if _is_renamed(candidate, call)), call) for call in earlier_calls
+    }
+    calls = earlier_calls | {name: waiting[name] for name in names.values() if name in waiting}
+    assigned: set[str] = set()
     out: list[Message] = []
     for number, message in enumerate(messages, window.turn + 1):
-        own: set[str] = set()
+        call_ids: set[str] = set()
         for part in message.parts:
             # Two calls of one message with the same id are an error of this message.
-            if part.kind is Kind.CALL and part.call and part.call not in own:
-                own.add(part.call)
-                names[part.call] = _free_id(part.call, number, used | before.keys(), window)
-                used.add(names[part.call])
+            if part.kind is Kind.CALL and part.call and part.call not in call_ids:
+                call_ids.add(part.call)
+                names[part.call] = _free_id(part.call, number, assigned | earlier_calls.keys(), window)
+                assigned.add(names[part.call])
         renamed = [names.get(part.call or "", part.call) for part in message.parts]
         parts = zip(message.parts, renamed, strict=True)
         changed = tuple(part if part.call == call else msgspec.structs.replace(part, call=call) for part, call in parts)
         out.append(message if changed == message.parts else msgspec.structs.replace(message, parts=changed))
-    return out, known
+    return out, calls
 
 
-def _free_id(call: str, number: int, taken: Set[str], window: WindowState) -> str:
+def _free_id(call: str, number: int, reserved: Set[str], window: WindowState) -> str:
     """Return an id for a call of message `number` that no call has: its own one if that is free."""
-    if call not in taken:
+    if call not in reserved:
         return call
     candidates = chain([f"{call}_{number}"], (f"{call}_{number}_{count}" for count in itertools.count(2)))
-    return next(each for each in candidates if each not in taken and each not in window.calls)
+    return next(candidate for candidate in candidates if candidate not in reserved and candidate not in window.calls)
 
 
 def _is_renamed(call: str, original: str) -> bool:
@@ -206,26 +218,26 @@ def attachments_above(messages: Iterable[Message], counter: Counter, tokens: int
                     yield _label(part, TRUST_OF_ROLE[message.role]), cost
 
 
-def _trust(message: Message, window: WindowState, cited: Mapping[tuple[int, int], Page], before: Sequence[Page]) -> Trust:
-    there = ChainMap({page.id: page for page in before}, window.pages) if message.sources else window.pages
-    own = TRUST_OF_ROLE[message.role]
-    if message.trust is not None and message.trust > own:
+def _trust(message: Message, window: WindowState, cited: Mapping[tuple[int, int], Page], new_pages: Sequence[Page]) -> Trust:
+    pages = ChainMap({page.id: page for page in new_pages}, window.pages) if message.sources else window.pages
+    role_trust = TRUST_OF_ROLE[message.role]
+    if message.trust is not None and message.trust > role_trust:
         raise LawBroken(
             7, f"a {message.role} message cannot have trust {message.trust.name}", advice="leave trust out, or lower it"
         )
-    lowest = own if message.trust is None else message.trust
-    unknown = [source for source in message.sources if source not in there]
+    lowest = role_trust if message.trust is None else message.trust
+    unknown = [source for source in message.sources if source not in pages]
     if unknown:
         raise InvalidMessage(f"sources {unknown[:3]} are no pages of this session", advice="cite pages that were recalled here")
     for source in message.sources:
         if source in window.pages and window.at(source) is Place.DROPPED:
             # The text may still hold what was forgotten while it was made.
             raise Forgotten(f"{address_of(source)}, of which this was made, was forgotten", advice="make it anew")
-    gone = [f"{address_of(page)} of segment {segment}" for segment, page in message.cites if (segment, page) not in cited]
-    if gone:
-        raise InvalidMessage(f"it cites {gone[0]}, which is not there", advice="cite pages of other segments of this tenant")
+    missing = [f"{address_of(page)} of segment {segment}" for segment, page in message.cites if (segment, page) not in cited]
+    if missing:
+        raise InvalidMessage(f"it cites {missing[0]}, which is not there", advice="cite pages of other segments of this tenant")
     trusts = [cited[key].trust for key in message.cites]
-    return min([lowest, *trusts, *(there[source].trust for source in message.sources)])
+    return min([lowest, *trusts, *(pages[source].trust for source in message.sources)])
 
 
 def _speaker(message: Message) -> str | None:
@@ -242,45 +254,45 @@ def _leftovers(part: Part, message: Message) -> str | None:
     return form_of(message.extra) if part.extra is not None or part.kind in (Kind.REASONING, Kind.OPAQUE) else None
 
 
-def _calls_before(named: Iterable[str], window: WindowState) -> dict[str, int]:
+def _calls_before(names: Iterable[str], window: WindowState) -> dict[str, int]:
     """Those of these calls that the session has, with their pages.
 
     Another writer may have called one since; then this state is old, nothing of it will be written, and it is left out.
     """
-    return {call: page for call, page in window.calls.among(named).items() if page in window.pages}
+    return {call: page for call, page in window.calls.among(names).items() if page in window.pages}
 
 
 def _call_of(
-    part: Part, window: WindowState, before: Mapping[str, int], calls: dict[str, Page], answered: set[str]
+    part: Part, window: WindowState, earlier_calls: Mapping[str, int], calls: dict[str, Page], answered: set[str]
 ) -> Page | None:
     """The page of the call that a result, or an image inside it, belongs to; None for what belongs to none.
 
     Args:
-        before: the calls of the session.
+        earlier_calls: the calls of the session.
         calls: those of the same messages; `answered` are the ids of which these have the result already.
 
     Raises:
         InvalidMessage, DuplicateCall, OrphanResult.
     """
-    known = before.get(part.call or "")
+    earlier = earlier_calls.get(part.call or "")
     if part.kind is Kind.CALL:
         if not part.call:
             raise InvalidMessage("a tool call without an id", advice="give every call an id of its own")
-        if known is not None or part.call in calls:
+        if earlier is not None or part.call in calls:
             raise DuplicateCall(f"two calls of one message have the id {part.call!r}", advice="give every call an id of its own")
         return None
-    made = calls.get(part.call or "") or (window.pages[known] if known is not None else None)
+    page = calls.get(part.call or "") or (window.pages[earlier] if earlier is not None else None)
     if part.kind is Kind.RESULT:
-        if made is None:
+        if page is None:
             raise OrphanResult(
                 f"no call with id {part.call!r} in this session", advice="append the assistant message with the call first"
             )
-        if known is not None and window.at(known) == Place.DROPPED:
+        if earlier is not None and window.at(earlier) == Place.DROPPED:
             raise OrphanResult(f"call {part.call!r} was forgotten", advice="its result has no place; leave it out")
-        if part.call in answered or (known is not None and known not in window.open):
+        if part.call in answered or (earlier is not None and earlier not in window.open):
             raise OrphanResult(f"call {part.call!r} has its result already", advice="append one result a call")
         answered.add(part.call or "")
-    return made
+    return page
 
 
 def extra_text(part: str | None, message: str | None, words: str = "") -> str:
@@ -288,8 +300,8 @@ def extra_text(part: str | None, message: str | None, words: str = "") -> str:
     none."""
     if not part and not message and not words:
         return ""
-    kept = {"part": part, "message": message, "words": words}
-    return msgspec.json.encode({key: value for key, value in kept.items() if value}).decode()
+    fields = {"part": part, "message": message, "words": words}
+    return msgspec.json.encode({key: value for key, value in fields.items() if value}).decode()
 
 
 def _words(part: Part, label: str) -> str:
@@ -297,7 +309,8 @@ def _words(part: Part, label: str) -> str:
     text, or is a compaction, which repeats what the session has said."""
     if is_compaction(part):
         return ""
-    words = f"{readable_text(part.text)}\n{document_text(part.text)}".strip()
+    attachments = capabilities.attachments
+    words = f"{attachments.readable_text(part.text)}\n{attachments.document_text(part.text)}".strip()
     return f"[{label}]\n{words}" if words else ""
 
 
@@ -311,10 +324,10 @@ def _label(part: Part, trust: Trust) -> str:
     if part.kind in (Kind.TEXT, Kind.REASONING):
         return line_of(part.text)
     if part.kind is Kind.IMAGE:
-        return describe_image(part.text)
+        return capabilities.attachments.describe_image(part.text)
     if is_compaction(part):
         return COMPACTION if stands(part) else "failed compaction"
-    return line_of(describe(part.text, use_name=trust >= Trust.USER))
+    return line_of(capabilities.attachments.describe(part.text, use_name=trust >= Trust.USER))
 
 
 def line_of(text: str) -> str:
@@ -331,18 +344,18 @@ def pins_on_arrival(pages: Sequence[Page], window: WindowState, capacity: int) -
     pinned if it takes at most a quarter of the window.
     """
     pinned: dict[int, str] = {}
-    held = sum(window.cost(page) for page in window.pins)
+    pinned_tokens = sum(window.cost(page) for page in window.pins)
     # Whether anything but system messages came before.
     began = window.said > 0 or window.turn >= 64 or any(window.pages[page].role is not Role.SYSTEM for page in window.pages)
     for page in pages:
         leading = not began
         task = leading and page.role is Role.USER and page.kind is Kind.TEXT
         began = began or page.role is not Role.SYSTEM
-        if page.role is Role.SYSTEM and held + page.tokens <= (3 * capacity // 4 if leading else capacity // 2):
+        if page.role is Role.SYSTEM and pinned_tokens + page.tokens <= (3 * capacity // 4 if leading else capacity // 2):
             pinned[page.id] = "system"
-        elif task and page.tokens <= capacity // 4 and held + page.tokens <= capacity // 2:
+        elif task and page.tokens <= capacity // 4 and pinned_tokens + page.tokens <= capacity // 2:
             pinned[page.id] = "task"
         else:
             continue
-        held += page.tokens
+        pinned_tokens += page.tokens
     return pinned

@@ -66,8 +66,8 @@ class Background:
         later = errand.later
         try:
             ask = later.compose(self._text)
-            said = answer(ask)
-            reviewed = said if later.review is None else later.review(self._text, ask, said)
+            reply = answer(ask)
+            reviewed = reply if later.review is None else later.review(self._text, ask, reply)
             errand.answer = msgspec.convert(msgspec.structs.asdict(reviewed), Answer)
         except KilburnError as error:  # a page was forgotten, or the store was closed, in the meantime
             errand.answer = Answer(outcome=Outcome.FAILED, detail=f"{type(error).__name__}: {error}")
@@ -98,8 +98,8 @@ class Background:
 
     def _is_current(self, errand: _Errand) -> bool:
         # Pages never change; they are forgotten or retired.
-        gone = self._kernel.window.gone
-        return not gone or gone.isdisjoint(errand.later.pages)
+        removed = self._kernel.window.gone
+        return not removed or removed.isdisjoint(errand.later.pages)
 
     @property
     def purpose(self) -> str:
@@ -138,13 +138,13 @@ class Background:
 
     def take_up(self, aside: Aside) -> bool:
         """Continue with what was set aside; False if another batch has taken the answer, or has asked another question."""
-        handed, asked = aside
-        if (handed or asked) is not None and self._errand is not handed:
+        handed, question = aside
+        if (handed or question) is not None and self._errand is not handed:
             return False
         if handed is not None:
             self._handed, self._errand = handed, None
-        if asked is not None:
-            self._errand, self._fresh = asked, True
+        if question is not None:
+            self._errand, self._fresh = question, True
         return True
 
     def abandon(self) -> str | None:

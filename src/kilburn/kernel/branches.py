@@ -116,50 +116,50 @@ def above_of(name: str) -> str:
 def named_in(backend: Backend, under: str) -> dict[str, list[SegmentInfo]]:
     """The sessions under a name that have the names of branches, by the name of what they would be branches of; the first
     begun first."""
-    found: dict[str, list[SegmentInfo]] = {}
+    branches: dict[str, list[SegmentInfo]] = {}
     for info in backend.segments(under):
         above = above_of(info.name)
         if above and info.kind is SegmentKind.SESSION and not info.damaged:
-            found.setdefault(above, []).append(info)
-    return found
+            branches.setdefault(above, []).append(info)
+    return branches
 
 
 def branches_in(
-    backend: Backend, info: SegmentInfo, known: dict[int, Fork], *, below: bool = True
+    backend: Backend, info: SegmentInfo, forks: dict[int, Fork], *, below: bool = True
 ) -> list[tuple[SegmentInfo, Fork]]:
     """The branches of a session, oldest first, each with its fork. One that is damaged is left out, with a warning.
 
     Args:
-        known: the forks that were read before, by the number of the branch; it grows.
+        forks: the forks that were read before, by the number of the branch; it grows.
         below: whether each is followed by the branches below it.
     """
-    named, found = named_in(backend, info.name), list[tuple[SegmentInfo, Fork]]()
-    waiting = [(each, info.number) for each in reversed(named.get(info.name, ()))]
+    by_parent, branches = named_in(backend, info.name), list[tuple[SegmentInfo, Fork]]()
+    waiting = [(branch, info.number) for branch in reversed(by_parent.get(info.name, ()))]
     while waiting:
-        each, above = waiting.pop()
+        branch, above = waiting.pop()
         try:
-            fork = known.get(each.number) or fork_of(origin_in(backend.events(each.number)))
+            fork = forks.get(branch.number) or fork_of(origin_in(backend.events(branch.number)))
         except StoreCorrupt as error:
             warnings.warn(f"left out: {error.what}", DamageWarning, stacklevel=3)
             continue
         if fork is None:
             continue
-        known[each.number] = fork
+        forks[branch.number] = fork
         if fork.forked == above:
-            found.append((each, fork))
-            waiting += [(one, each.number) for one in reversed(named.get(each.name, ()))] if below else []
-    return found
+            branches.append((branch, fork))
+            waiting += [(child, branch.number) for child in reversed(by_parent.get(branch.name, ()))] if below else []
+    return branches
 
 
 def heirs_in(backend: Backend, number: int, name: str) -> list[tuple[int, Fork]]:
     """The branches that inherit pages of this session, each with its number. One that does not say what it inherited because
     it is damaged may have inherited everything."""
-    found, everything = list[tuple[int, Fork]](), sys.maxsize
+    heirs, everything = list[tuple[int, Fork]](), sys.maxsize
     for info in named_in(backend, name).get(name, ()):
         try:
             fork = fork_of(origin_in(backend.events(info.number)))
         except StoreCorrupt:
             fork = Fork(forked=number, inherit=Inherit.HISTORY, at=1, known=everything, derived=-everything)
         if fork is not None and fork.forked == number and fork.at:
-            found.append((info.number, fork))
-    return found
+            heirs.append((info.number, fork))
+    return heirs

@@ -82,7 +82,7 @@ def checkpoint_of(window: WindowState, ledger: Ledger, usage: Usage) -> bytes:
         places.setdefault(state.at.value, []).append(page)
         if state.pinned or state.importance:
             marked.append((page, state.pinned, state.importance))
-    shown = [page for page in window.shown if page < 0]
+    derived = [page for page in window.shown if page < 0]
     return _encode(
         _Checkpoint(
             form=FORM,
@@ -97,7 +97,7 @@ def checkpoint_of(window: WindowState, ledger: Ledger, usage: Usage) -> bytes:
             places={at: _runs(pages) for at, pages in places.items()},
             marked=marked,
             costs=[window.cost(page) for page in range(1, window.last + 1)],
-            others={page: window.cost(page) for page in shown},
+            others={page: window.cost(page) for page in derived},
             folds={fold: _runs(window.stand_ins.of(fold)) for fold in window.stand_ins.folds()},
             groups=[(group, *members) for group, members in window.groups.items()],
             stubs=window.stubs,
@@ -119,10 +119,10 @@ def _runs(pages: Iterable[int]) -> Runs:
 
 def _uses(uses: Mapping[int, Use]) -> list[tuple[int, int, float, Runs]]:
     """How pages were used, those with the same use together."""
-    kept: dict[Use, list[int]] = {}
+    pages_by_use: dict[Use, list[int]] = {}
     for page, use in uses.items():
-        kept.setdefault(use, []).append(page)
-    return [(use.count, use.turn, use.time, _runs(pages)) for use, pages in kept.items()]
+        pages_by_use.setdefault(use, []).append(page)
+    return [(use.count, use.turn, use.time, _runs(pages)) for use, pages in pages_by_use.items()]
 
 
 def restore(data: bytes, window: WindowState, ledger: Ledger, usage: Usage) -> bool:
@@ -133,31 +133,36 @@ def restore(data: bytes, window: WindowState, ledger: Ledger, usage: Usage) -> b
         StoreCorrupt: a page that is in the window cannot be read.
     """
     try:
-        found = _decoder.decode(data)
-        states = _states(found)
-        folds = {fold: set(expanded(runs)) for fold, runs in found.folds.items()}
-        standing = unpacked(found.standing)
+        checkpoint = _decoder.decode(data)
+        states = _states(checkpoint)
+        folds = {fold: set(expanded(runs)) for fold, runs in checkpoint.folds.items()}
+        standing = unpacked(checkpoint.standing)
         uses: dict[int, Use] = {}
-        for count, turn, time, runs in found.uses:
+        for count, turn, time, runs in checkpoint.uses:
             uses.update(dict.fromkeys(expanded(runs), Use(count, turn, time)))
-        atomic = expanded(found.atomic)
-        sound = all(0 < page <= found.last for page in (*standing, *atomic, *found.compactions))
-        sound = sound and found.form == FORM and len(found.costs) == found.last and len(states) == found.last - found.last_derived
+        atomic = expanded(checkpoint.atomic)
+        sound = all(0 < page <= checkpoint.last for page in (*standing, *atomic, *checkpoint.compactions))
+        sound = (
+            sound
+            and checkpoint.form == FORM
+            and len(checkpoint.costs) == checkpoint.last
+            and len(states) == checkpoint.last - checkpoint.last_derived
+        )
     except (msgspec.MsgspecError, ValueError, LookupError):
         return False
-    if not sound or found.counter != window.counter.name:
+    if not sound or checkpoint.counter != window.counter.name:
         return False
-    window.last, window.last_derived, window.turn = found.last, found.last_derived, found.turn
-    window.said, window.seen, window.request, window.open = found.said, found.seen, found.request, found.open
-    window.standing, window.atomic, window.compactions = standing, list(atomic), found.compactions
-    window.pages.settle(found.last_derived, found.last)
-    window.costs = dict(enumerate(found.costs, 1)) | found.others
-    window.groups = {group: members for group, *members in found.groups}
-    window.adopt(states, folds, found.stubs, found.gaps)
+    window.last, window.last_derived, window.turn = checkpoint.last, checkpoint.last_derived, checkpoint.turn
+    window.said, window.seen, window.request, window.open = checkpoint.said, checkpoint.seen, checkpoint.request, checkpoint.open
+    window.standing, window.atomic, window.compactions = standing, list(atomic), checkpoint.compactions
+    window.pages.settle(checkpoint.last_derived, checkpoint.last)
+    window.costs = dict(enumerate(checkpoint.costs, 1)) | checkpoint.others
+    window.groups = {group: members for group, *members in checkpoint.groups}
+    window.adopt(states, folds, checkpoint.stubs, checkpoint.gaps)
     usage.pages.update(uses)
-    usage.tokenizer = found.tokenizer
-    usage.calibrated.adopt(found.factor, found.ratios)
-    ledger.adopt(found.stats, found.filled, found.evicted)
+    usage.tokenizer = checkpoint.tokenizer
+    usage.calibrated.adopt(checkpoint.factor, checkpoint.ratios)
+    ledger.adopt(checkpoint.stats, checkpoint.filled, checkpoint.evicted)
     return True
 
 
@@ -194,11 +199,11 @@ def figures_of(backend: Backend, info: SegmentInfo) -> tuple[Stats, int]:
     return ledger.report(use=use), info.head - head
 
 
-def _states(found: _Checkpoint) -> dict[int, State]:
+def _states(checkpoint: _Checkpoint) -> dict[int, State]:
     states: dict[int, State] = {}
-    for at, runs in found.places.items():
+    for at, runs in checkpoint.places.items():
         state = IN if at == Place.IN else State(at=Place(at))
         states.update(dict.fromkeys(expanded(runs), state))
-    for page, pinned, importance in found.marked:
+    for page, pinned, importance in checkpoint.marked:
         states[page] = State(at=states[page].at, pinned=pinned, importance=importance)
     return states

@@ -16,7 +16,6 @@ from kilburn.effect import Answer, Ask, Find, Hit, Later, Outcome
 from kilburn.errors import KernelError, LawBroken
 from kilburn.event import Act
 from kilburn.kernel.background import Background
-from kilburn.kernel.breaker import Breaker
 from kilburn.kernel.kernel import Kernel
 from kilburn.kernel.plans import PlanCourse, moves_of
 from kilburn.move import Move
@@ -30,7 +29,7 @@ SPARED = Answer(
     detail="the model failed too often, or freed nothing the last time; it is asked again some turns later",
 )
 
-FOUND = 200
+MAX_HITS = 200
 """Tokens of a passage that a search finds, roughly."""
 
 
@@ -43,6 +42,49 @@ class _Course(PlanCourse, kw_only=True):
     waits: bool = True
     heard: bool = False
     overtaken: bool = False
+
+
+FAILURES = 3
+"""Failures in a row after which it opens."""
+
+REST = 8
+"""Turns for which it stays open at first; doubled each time the next question fails too."""
+
+VAIN = 2
+"""Turns after a compaction that asked a model and freed nothing, until a model is asked again; doubled each time the next one
+frees nothing either."""
+
+MAX_DOUBLINGS = 6
+"""Doublings at most."""
+
+
+class Breaker:
+    """Opens after some failures in a row, lets one question through after a rest."""
+
+    def __init__(self) -> None:
+        self._failed = self._vain = 0
+        self._until = 0
+
+    def is_open(self, turn: int) -> bool:
+        """Whether to spare the model at this turn."""
+        return turn < self._until
+
+    def note(self, outcome: Outcome, turn: int) -> None:
+        """Count the outcome of a question."""
+        if outcome != Outcome.FAILED:
+            self._failed = 0
+            return
+        self._failed += 1
+        if self._failed >= FAILURES:
+            self._until = max(self._until, turn + REST * 2 ** min(self._failed - FAILURES, MAX_DOUBLINGS))
+
+    def note_freed(self, freed: int, turn: int) -> None:
+        """Count what a compaction freed for which a model was asked."""
+        if freed > 0:
+            self._vain = 0
+            return
+        self._until = max(self._until, turn + VAIN * 2 ** min(self._vain, MAX_DOUBLINGS))
+        self._vain += 1
 
 
 class Consultation:
@@ -83,14 +125,14 @@ class Consultation:
         if course.overtaken:
             self._note(course, Outcome.LATE, 0)
             return False
-        before = self.kernel.use
+        old_use = self.kernel.use
         if moves:
             self._carry(moves, course)
-        outcome = self._outcome(course, view, before)
+        outcome = self._outcome(course, view, old_use)
         if course.heard:
-            self._breaker.note_freed(before - self.kernel.use, self.kernel.window.turn)
+            self._breaker.note_freed(old_use - self.kernel.use, self.kernel.window.turn)
         if outcome:
-            self._note(course, outcome, before - self.kernel.use)
+            self._note(course, outcome, old_use - self.kernel.use)
         return True
 
     def _carry(self, moves: Sequence[Move], course: _Course) -> None:
@@ -104,12 +146,12 @@ class Consultation:
             course.broke = Outcome.NO_PROGRESS if isinstance(error, LawBroken) and error.law == 2 else Outcome.ILLEGAL
             self.kernel.record(Act.REFUSE, policy=self.name, cause=course.cause, why=str(error), moves=len(moves))
 
-    def _outcome(self, course: _Course, view: View, before: int) -> Outcome | None:
+    def _outcome(self, course: _Course, view: View, old_use: int) -> Outcome | None:
         """The outcome; None if nothing happened."""
         if course.broke:
             return course.broke
         if course.carried:
-            return Outcome.NO_PROGRESS if view.excess and self.kernel.use >= before else Outcome.DONE
+            return Outcome.NO_PROGRESS if view.excess and self.kernel.use >= old_use else Outcome.DONE
         # Without a model nothing was asked: a rule that found nothing to do is not a compaction.
         failed = [outcome for outcome in course.answered if outcome != Outcome.DONE]
         if course.noted or course.later or failed:
@@ -146,7 +188,7 @@ class Consultation:
         if self._breaker.is_open(kernel.window.turn):
             course.asked.append(Outcome.FAILED)
             return SPARED
-        before = kernel.changes
+        changes = kernel.changes
         batch, errand = kernel.set_aside(), self.background.set_aside()
         # Until the batch is taken up again, any error means that it is undone.
         course.overtaken = True
@@ -158,10 +200,10 @@ class Consultation:
         finally:
             kernel.lock.acquire()
             kernel.check_free()
-            kernel.begin()
+            kernel.busy = True
             if not answered:
                 kernel.give_up(batch)
-        if kernel.changes == before and self.background.take_up(errand):
+        if kernel.changes == changes and self.background.take_up(errand):
             kernel.take_up(batch)
             course.overtaken = False
         else:
@@ -182,16 +224,16 @@ class Consultation:
     def _find(self, find: Find) -> Answer:
         kernel, limit = self.kernel, max(0, find.limit)
         is_shown = None if find.shown is None else find.shown.__contains__
-        searcher = kernel.searching(shown=is_shown, by_words=find.by_words)
-        tokens = find.tokens or FOUND * limit
+        searcher = kernel.searching(is_shown=is_shown, by_words=find.by_words)
+        tokens = find.tokens or MAX_HITS * limit
         findings = searcher.findings(
             find.query, tokens, kernel.clock(), kernel.counter, limit=limit, at=None, abstain=find.abstain, unseen=True
         )
-        found = sorted(findings, key=lambda hit: -hit.score)
-        pages = [parse_address(hit.address)[0] for hit in found]
+        ranked = sorted(findings, key=lambda hit: -hit.score)
+        pages = [parse_address(hit.address)[0] for hit in ranked]
         hits = [
             Hit(page=page, span=hit.span, text=hit.text, score=hit.score - hit.why.get("session", 0.0))
-            for page, hit in zip(pages, found, strict=True)
+            for page, hit in zip(pages, ranked, strict=True)
             if not searcher.is_shown((kernel.lineage.owner(page), page))
         ]
         return Answer(outcome=Outcome.DONE if hits else Outcome.EMPTY, hits=tuple(hits), confidence=findings.confidence)

@@ -22,9 +22,9 @@ class Contents:
         needed: digests that must stay cached, a method that is held weakly.
     """
 
-    def __init__(self, backend: Backend, needed: Callable[[], set[str]]) -> None:
+    def __init__(self, backend: Backend, needed_digests: Callable[[], set[str]]) -> None:
         # A session that nobody holds any more is freed at once, with its tables, and not when the garbage collector runs.
-        self._backend, self._needed = backend, WeakMethod(needed)
+        self._backend, self._needed = backend, WeakMethod(needed_digests)
         self._texts: dict[str, str] = {}
         self._shared: Callable[[], Contents | None] = lambda: None
         self._held = 0
@@ -50,17 +50,17 @@ class Contents:
     def fetch(self, digests: Iterable[str]) -> None:
         """Read texts into the cache in one query."""
         missing = {digest for digest in digests if digest and digest not in self._texts}
-        other = self._shared()
-        shared = {} if other is None else other._texts
-        found = {digest: text for digest in missing if (text := shared.get(digest)) is not None}
-        missing.difference_update(found)
+        shared_cache = self._shared()
+        shared = {} if shared_cache is None else shared_cache._texts
+        texts = {digest: text for digest in missing if (text := shared.get(digest)) is not None}
+        missing.difference_update(texts)
         if missing:
-            found |= self._backend.contents.texts(missing)
-        for digest, text in found.items():
+            texts |= self._backend.contents.texts(missing)
+        for digest, text in texts.items():
             self._texts[digest] = text
             self._held += _size_of(text)
         if self._held > self._limit:
-            self._trim(set(found))
+            self._trim(set(texts))
 
     def keep(self, digest: str, text: str) -> None:
         """Cache a text that is about to be written."""
@@ -70,9 +70,9 @@ class Contents:
             if self._held > self._limit:
                 self._trim({digest})
 
-    def share(self, other: Contents) -> None:
+    def share(self, cache: Contents) -> None:
         """Look for texts in another cache of this store, before the store is asked. What that one removes is not kept here."""
-        self._shared = ref(other)
+        self._shared = ref(cache)
 
     def clear(self) -> None:
         """Empty the cache."""
@@ -81,8 +81,8 @@ class Contents:
 
     def _trim(self, latest: set[str]) -> None:
         needed_by = self._needed()
-        needed = latest if needed_by is None else needed_by() | latest
-        self._texts = {digest: text for digest, text in self._texts.items() if digest in needed}
+        retained = latest if needed_by is None else needed_by() | latest
+        self._texts = {digest: text for digest, text in self._texts.items() if digest in retained}
         self._held = sum(map(_size_of, self._texts.values()))
         self._limit = max(CACHE, 2 * self._held)
 

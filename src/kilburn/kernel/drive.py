@@ -1,34 +1,15 @@
-"""Drives generators that yield effects: the one place where a policy's `Ask` meets a real model.
+"""Drives generators that yield effects.
 
 The kernel's operations are generators of `Ask`s. `run` answers them in this thread, `arun` in a worker thread, so
-sync and async share every line above. A model's failure becomes an `Answer`; it never raises into a policy.
+sync and async share every line above. What answers is made by `kilburn.answering`.
 """
 
 from __future__ import annotations
 
-import logging
-import threading
 from collections.abc import Callable, Generator
-from contextvars import copy_context
 from typing import TypeVar
 
-from kilburn.effect import Answer, Ask, Outcome
-from kilburn.errors import ModelError, Refused, Unavailable
-from kilburn.event import encodable
-from kilburn.message import Kind, Message, Part, Role
-from kilburn.model import Finish, Model, Reply, Request, build_request, stream_pieces
-from kilburn.native import ending, inside
-
-log = logging.getLogger("kilburn")
-
-PATIENCE = 3600.0
-"""The longest time-out of a question, in seconds."""
-
-STEP = 3.0
-"""Seconds for which the end of a program waits at most for the next piece of a model that may compute here."""
-
-SPACIOUS = 64
-"""Characters of a reply for each token of its cap; a longer reply is cut."""
+from kilburn.effect import Answer, Ask
 
 Result = TypeVar("Result")
 Answerer = Callable[[Ask], Answer]
@@ -68,104 +49,3 @@ async def aside(work: Callable[[], Result]) -> Result:
     import asyncio  # as above
 
     return await asyncio.to_thread(work)
-
-
-def answerer(model: Model | None, stopped: Callable[[], bool] = lambda: False) -> Answerer:
-    """Answers `Ask`s with a model; without one, every answer's outcome is NO_MODEL.
-
-    A model is foreign code. Any error, and no answer within the question's time-out, is the outcome FAILED. A model
-    that hangs is left behind in its thread; one that goes on and on is ended at its next piece.
-
-    Args:
-        stopped: whether no answer is wanted any more.
-    """
-
-    def answer(ask: Ask) -> Answer:
-        if model is None:
-            return Answer(outcome=Outcome.NO_MODEL)
-        said: list[Answer] = []
-        late = threading.Event()
-
-        def is_over() -> bool:
-            return late.is_set() or stopped()
-
-        # It works for whoever asks: a span, or an account, that is current here is so there.
-        run, work = copy_context().run, lambda: said.append(_ask(model, ask, is_over))
-        worker = threading.Thread(target=run, args=(work,), name="kilburn-ask", daemon=True)
-        worker.start()
-        # The model has the same time-out, and its own error says more. This is for a model that ignores it.
-        timeout = ask.timeout if 0 < ask.timeout < PATIENCE else PATIENCE
-        worker.join(timeout + min(1.0, timeout / 4))
-        if said:
-            return said[0]
-        late.set()
-        why = f"no answer within {timeout:g} s" if worker.is_alive() else "its thread ended without an answer"
-        return Answer(outcome=Outcome.FAILED, detail=why)
-
-    return answer
-
-
-def _ask(model: Model, ask: Ask, is_over: Callable[[], bool]) -> Answer:
-    most = SPACIOUS * max(1024, ask.max_tokens)
-    try:
-        return _judge(_complete(model, _request(model, ask), most, is_over), most)
-    except ModelError as error:
-        # As below: a provider's message may quote the prompt. The advice is ours.
-        log.info("model %s: %s", model.name, error)
-        told = f"{type(error).__name__}: {error.advice}" if error.advice else type(error).__name__
-        return Answer(outcome=Outcome.REFUSED if isinstance(error, Refused) else Outcome.FAILED, detail=told)
-    except Exception as error:
-        # Its message may quote the prompt, which must not get into the ledger.
-        log.exception("model %s raised", model.name)
-        return Answer(outcome=Outcome.FAILED, detail=type(error).__name__)
-
-
-def _complete(model: Model, request: Request, most: int, is_over: Callable[[], bool]) -> Reply:
-    """The whole reply; of a model that says more than `most` characters, what it said until then. A program that ends waits for
-    the next piece of it only, of a model on another machine not even so long."""
-    said, size = list[str](), 0
-    with inside(patience=0.0 if getattr(model, "elsewhere", False) else STEP):
-        pieces = stream_pieces(model, request)
-        try:
-            for piece in pieces:
-                if ending():
-                    raise Unavailable("the program is ending", advice="ask before")
-                if isinstance(piece, Reply):
-                    return piece
-                if not piece.reasoning:
-                    said.append(piece.text)
-                    size += len(piece.text)
-                if size > most:
-                    part = Part(kind=Kind.TEXT, text="".join(said))
-                    return Reply(message=Message(role=Role.ASSISTANT, parts=(part,)), finish=Finish.LENGTH)
-                if is_over():
-                    raise Unavailable("no answer is wanted any more", advice="ask again")
-        finally:
-            close = getattr(pieces, "close", None)
-            if close is not None:
-                close()
-    raise AssertionError(f"model {model.name} ended its stream without a reply")
-
-
-def _request(model: Model, ask: Ask) -> Request:
-    return build_request(
-        model,
-        ask.prompt,
-        ask.system,
-        max_tokens=ask.max_tokens,
-        temperature=0.0,
-        schema=ask.schema,
-        timeout=ask.timeout,
-    )
-
-
-def _judge(reply: Reply, most: int) -> Answer:
-    if reply.finish == Finish.REFUSED:
-        return Answer(outcome=Outcome.REFUSED, detail="the model declined")
-    if reply.calls:
-        return Answer(outcome=Outcome.FAILED, detail="the model called a tool instead of answering")
-    text = encodable(reply.text[:most])
-    if not text.strip():
-        return Answer(outcome=Outcome.EMPTY)
-    cut = reply.finish == Finish.LENGTH or len(reply.text) > most
-    return Answer(outcome=Outcome.TRUNCATED if cut else Outcome.DONE, text=text)

@@ -29,9 +29,9 @@ def handle_of(gap: Gap, labels: Mapping[int, str] = MappingProxyType({})) -> str
         labels: what some of its pages are, by their ids.
     """
     first, last, pages, tokens = gap
-    many = f"{pages} pages, " if pages > 1 else ""
-    named = "".join(f"; {address_of(page)}: {label}" if pages > 1 else f": {label}" for page, label in labels.items())
-    return f"[{span_of(first, last)} out: {many}{tokens} tokens{named}]"
+    count = f"{pages} pages, " if pages > 1 else ""
+    listing = "".join(f"; {address_of(page)}: {label}" if pages > 1 else f": {label}" for page, label in labels.items())
+    return f"[{span_of(first, last)} out: {count}{tokens} tokens{listing}]"
 
 
 class Gaps:
@@ -58,11 +58,11 @@ class Gaps:
 
     def copy(self, cost_of: Callable[[Gap], int], walls: Sequence[Key]) -> Gaps:
         """Return the same gaps, between the same walls in another list."""
-        made = Gaps(cost_of, walls)
+        copied = Gaps(cost_of, walls)
         self._out = sheets = sheets_of(self._out)
-        made._out, made._starts, made._gaps = sheets.copy(), self._starts.copy(), self._gaps.copy()
-        made._costs, made._sum, made._unpriced = self._costs.copy(), self._sum, self._unpriced.copy()
-        return made
+        copied._out, copied._starts, copied._gaps = sheets.copy(), self._starts.copy(), self._gaps.copy()
+        copied._costs, copied._sum, copied._unpriced = self._costs.copy(), self._sum, self._unpriced.copy()
+        return copied
 
     def adopt(self, out: dict[int, int], gaps: Sequence[Gap]) -> None:
         """Take pages that are out, with their tokens, and the stretches that they make, in place of none."""
@@ -118,14 +118,14 @@ class Gaps:
             first = ordered[begin]
             wall = bisect_right(self._walls, (first, 0, first))
             end = self._before(ordered, self._walls[wall], begin) if wall < len(self._walls) else len(ordered)
-            some = ordered[begin:end]
-            last, count, total = some[-1], len(some), sum(map(pages.__getitem__, some))
+            chunk = ordered[begin:end]
+            last, count, total = chunk[-1], len(chunk), sum(map(pages.__getitem__, chunk))
             # Between two walls there is one gap at most.
             at = bisect_left(self._starts, first)
             near = [start for start in self._starts[max(0, at - 1) : at + 1] if self._meet(start, first)]
             for start in near:
-                begun, ended, others, cost = self._take(start)
-                first, last, count, total = min(first, begun), max(last, ended), count + others, total + cost
+                begun, ended, members, cost = self._take(start)
+                first, last, count, total = min(first, begun), max(last, ended), count + members, total + cost
             self._put((first, last, count, total))
             begin = end
 
@@ -166,11 +166,11 @@ class Gaps:
         if at and self._after(self._starts[at - 1], wall):
             at -= 1
         if 0 < at < len(self._starts):
-            before, behind = self._gaps[self._starts[at - 1]], self._gaps[self._starts[at]]
-            if self._meet(before[1], behind[0]):
-                self._take(before[0])
+            left_gap, behind = self._gaps[self._starts[at - 1]], self._gaps[self._starts[at]]
+            if self._meet(left_gap[1], behind[0]):
+                self._take(left_gap[0])
                 self._take(behind[0])
-                self._put((before[0], behind[1], before[2] + behind[2], before[3] + behind[3]))
+                self._put((left_gap[0], behind[1], left_gap[2] + behind[2], left_gap[3] + behind[3]))
 
     def part(self, wall: Key) -> None:
         """A new wall splits the gap that contains it."""
@@ -192,9 +192,9 @@ class Gaps:
     def _after(page: int, wall: Key) -> bool:
         return (page, 0, page) > wall
 
-    def _meet(self, page: int, other: int) -> bool:
+    def _meet(self, page: int, neighbour: int) -> bool:
         """Whether there is no wall between two pages that are out."""
-        return bisect_right(self._walls, (page, 0, page)) == bisect_right(self._walls, (other, 0, other))
+        return bisect_right(self._walls, (page, 0, page)) == bisect_right(self._walls, (neighbour, 0, neighbour))
 
     def _next(self, page: int, step: int) -> int:
         """The first page that is out from here on; there is one."""

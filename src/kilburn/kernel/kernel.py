@@ -72,7 +72,7 @@ ENDS = 120
 PAGE = 2000
 """Bytes that a page takes in memory, about, with its state and its line in the prompt, and without its text."""
 
-LEAST = 1
+FORCED_PATIENCE = 1
 """Messages of the user and the assistant after which the kernel may evict a call without a result, if nothing else makes
 room: then it is not in the latest message."""
 
@@ -89,7 +89,7 @@ LAST_TIME = 253_402_300_799.0
 HARMLESS = frozenset({Act.FAULT, Act.SEARCH, Act.SHIP})
 """What another writer may write between two transactions: it does not disturb the second."""
 
-NAMED = 5
+MAX_NAMED_PAGES = 5
 """Pages that an error names."""
 
 
@@ -123,8 +123,10 @@ class Kernel:
         self.lock = threading.RLock()
         self.stale = False
         self.changes = 0
-        # Whether a batch is open, and whether one ended in a way that the journal cannot undo.
-        self._busy = self._broken = False
+        # Whether a batch is open. Who opens one holds the lock, has called `check_free`, and resets this or calls `fail`, also
+        # after an interrupt between any two lines.
+        # `_broken`: whether a batch ended in a way that the journal cannot undo.
+        self.busy = self._broken = False
         # The budget of the last batch that was written.
         self._settled = budget
         self.contents = Contents(backend, self._needed)
@@ -148,12 +150,12 @@ class Kernel:
         Raises:
             StoreCorrupt: the session cannot be read again; the old counter then stays.
         """
-        before, observed = self.counter, self.pending.events
+        old_counter, observed = self.counter, self.pending.events
         self.set_counter(counter)
         try:
             self._load(self._found() or self.info)
         except BaseException:
-            self.set_counter(before)
+            self.set_counter(old_counter)
             raise
         self.take_over(observed)
         self.changes += 1
@@ -186,14 +188,14 @@ class Kernel:
         branches: Sequence[SegmentInfo] = (),
         *,
         alone: bool = False,
-        shown: Callable[[int], bool] | None = None,
+        is_shown: Callable[[int], bool] | None = None,
         by_words: bool = False,
     ) -> Searcher:
         """A search of this session, in the state that it has in memory, with what it inherited, and of its branches.
 
         Args:
             alone: only of what is given as branches, in the state that the store has.
-            shown: whether a page counts as shown; None for those that stand in the window whole.
+            is_shown: whether a page counts as shown; None for those that stand in the window whole.
             by_words: whether it searches by words alone.
         """
         vectors = None if by_words else self._vectors
@@ -204,14 +206,14 @@ class Kernel:
         windows = {info.number: self.window for info in (self.info, *inherited)}
         infos = [self.info, *inherited, *branches]
         owner = self.lineage.owner
-        return Searcher(self.backend, self._ranking, vectors, infos, windows=windows, owner=owner, is_shown=shown)
+        return Searcher(self.backend, self._ranking, vectors, infos, windows=windows, owner=owner, shown=is_shown)
 
     def as_of(self, event: int) -> Kernel:
         """The session as it stood after an event, within this budget. Changes of it are to be looked at and undone: none can be
         written. Observations are to be taken over."""
-        then = Kernel(self.backend, self.info, self.counter, self.budget, self.clock, self._ranking, self._vectors, until=event)
-        then.contents.share(self.contents)
-        return then
+        past = Kernel(self.backend, self.info, self.counter, self.budget, self.clock, self._ranking, self._vectors, until=event)
+        past.contents.share(self.contents)
+        return past
 
     def fork(self, parent: Kernel, fork: Fork, head: int | None = None, **more: Unpack[Data]) -> None:
         """Begin as a branch, in a session that is not written yet; the parent's pages are shared, not copied.
@@ -246,14 +248,14 @@ class Kernel:
         Raises:
             StoreStale: there are changes here that are not written. StoreCorrupt; the old state then stays.
         """
-        found = self._found()
-        if found is not None and self.pending.follows(found):
-            self.pending.used = found.used if found.number else None
+        info = self._found()
+        if info is not None and self.pending.follows(info):
+            self.pending.used = info.used if info.number else None
             return False
-        if found is None or self.pending.changes_state or self.window.journal_position:
+        if info is None or self.pending.changes_state or self.window.journal_position:
             raise self.overtaken()
         observed = self.pending.events
-        self._load(found)
+        self._load(info)
         self.take_over(observed)
         self.stale = False
         self.changes += 1
@@ -265,31 +267,33 @@ class Kernel:
         Raises:
             StoreStale: one has; reading something here, or reopening the session, shows the changes.
         """
-        found = self._found()
-        if found is None or not (self.pending.follows(found) or self._pass_observations()):
+        info = self._found()
+        if info is None or not (self.pending.follows(info) or self._pass_observations()):
             raise self.overtaken()
 
     def _found(self) -> SegmentInfo | None:
         """The session as the store has it now; None if it is gone, or another one has its name."""
         if not self.info.number:
             return self.info
-        found = self.backend.segment(self.info.name, time=0.0, create=False)
-        return found if found is not None and found.number == self.info.number else None
+        info = self.backend.segment(self.info.name, time=0.0, create=False)
+        return info if info is not None and info.number == self.info.number else None
 
     def _pass_observations(self) -> bool:
         """Continue after what other writers wrote since, if that is only what they observed; return whether it is."""
-        found, pending = self._found(), self.pending
-        if found is None or found.head <= pending.head or not self.info.number:
+        info, pending = self._found(), self.pending
+        if info is None or info.head <= pending.head or not self.info.number:
             return False
-        events = list(islice(self.backend.events(self.info.number, pending.head), found.head - pending.head))
-        own = {page for event in pending.events for page in event.pages}
+        events = list(islice(self.backend.events(self.info.number, pending.head), info.head - pending.head))
+        pending_pages = {page for event in pending.events for page in event.pages}
         # Who used a page last must be the same in a replay.
-        if not all(event.act in HARMLESS and (event.act is not Act.FAULT or own.isdisjoint(event.pages)) for event in events):
+        if not all(
+            event.act in HARMLESS and (event.act is not Act.FAULT or pending_pages.isdisjoint(event.pages)) for event in events
+        ):
             return False
         for event in events:
             self.ledger.count(event)
             self.usage.learn(event)
-        pending.continue_from(found)
+        pending.continue_from(info)
         return True
 
     def overtaken(self) -> StoreStale:
@@ -334,12 +338,12 @@ class Kernel:
         first, last = parse_address(address)
         window = self.window
         if first not in window.pages or last not in window.pages:
-            known = f"this session has p1-p{window.last}" if window.last else "this session has no pages yet"
-            raise UnknownAddress(f"{address} does not exist in {self.info.name!r}", advice=known)
-        found = [page for page in range(first, last + 1) if window.at(page) != Place.DROPPED]
-        if not found:
+            extent = f"this session has p1-p{window.last}" if window.last else "this session has no pages yet"
+            raise UnknownAddress(f"{address} does not exist in {self.info.name!r}", advice=extent)
+        pages = [page for page in range(first, last + 1) if window.at(page) != Place.DROPPED]
+        if not pages:
             raise Forgotten(f"{address} was forgotten", advice="nothing of it is kept")
-        return found
+        return pages
 
     def closure(self, pages: Sequence[int]) -> list[int]:
         """All pages that forgetting these would forget, in order: these, and all that was derived or recalled from them (law 1).
@@ -348,19 +352,19 @@ class Kernel:
             UnknownAddress, Forgotten, KernelError: no such page, a forgotten one, none or one twice.
         """
         check_known(self.window, pages)
-        gone = fresh = set(pages)
+        reached = fresh = set(pages)
         while fresh:
-            fresh = self._made_from(fresh) - gone
-            gone = gone | fresh
-        return sorted(gone, key=abs)
+            fresh = self._made_from(fresh) - reached
+            reached = reached | fresh
+        return sorted(reached, key=abs)
 
     def _made_from(self, pages: Set[int]) -> set[int]:
         """The pages here that have any of these among their sources."""
-        found = {page.id for page in self.pending.new if not pages.isdisjoint(page.sources)}
+        derived = {page.id for page in self.pending.new if not pages.isdisjoint(page.sources)}
         for owner in (*(share.segment for share in self.lineage.shares), self.info.number):
             cited = self.backend.citing(owner, pages) if owner else ()
-            found.update(page for by, page in cited if by == owner == self.lineage.owner(page))
-        return {page for page in found if page in self.window.pages and self.window.at(page) != Place.DROPPED}
+            derived.update(page for by, page in cited if by == owner == self.lineage.owner(page))
+        return {page for page in derived if page in self.window.pages and self.window.at(page) != Place.DROPPED}
 
     def text(self, page: int) -> str:
         """The exact text of a page.
@@ -369,15 +373,15 @@ class Kernel:
             UnknownAddress, Forgotten, StoreCorrupt.
         """
         window = self.window
-        known = window.pages.get(page)
-        if known is None:
+        row = window.pages.get(page)
+        if row is None:
             raise UnknownAddress(
                 f"{address_of(page)} does not exist in this session", advice="use an address that a handle shows"
             )
         if window.states[page].at == Place.DROPPED:
             raise Forgotten(f"{address_of(page)} was forgotten", advice="nothing of it is kept")
         # A plan asks for thousands.
-        return self.contents.get(known.digest) if known.digest else self.text_of(known)
+        return self.contents.get(row.digest) if row.digest else self.text_of(row)
 
     def readable_text(self, page: int) -> str:
         """Return what a policy or a model can read of a page as text; see `readable`.
@@ -385,8 +389,8 @@ class Kernel:
         Raises:
             UnknownAddress, Forgotten, StoreCorrupt.
         """
-        text, known = self.text(page), self.window.pages[page]
-        return readable(known, text, self.contents.get(known.extra)) if known.is_atomic else text
+        text, row = self.text(page), self.window.pages[page]
+        return readable(row, text, self.contents.get(row.extra)) if row.is_atomic else text
 
     def text_of(self, page: Page) -> str:
         """The exact text of a page that is not forgotten here.
@@ -398,9 +402,9 @@ class Kernel:
             raise StoreCorrupt(f"another program has just forgotten {page.address}", advice="read the session again")
         return self.contents.get(page.digest)
 
-    def forget_texts(self, gone: Sequence[int]) -> None:
+    def forget_texts(self, pages: Sequence[int]) -> None:
         """Empty the cache of texts, and remove what is known of forgotten pages; texts are read again when needed."""
-        self.window.scrub(gone)
+        self.window.scrub(pages)
         self.contents.clear()
         remembered.texts.clear()
 
@@ -418,16 +422,16 @@ class Kernel:
         Raises:
             WireError, KernelError, LawBroken, PinsExceedWindow: nothing was admitted.
         """
-        said = max(self.clock(), self.pending.latest) if time is None else float(time)
-        if not 0.0 <= said <= LAST_TIME:
-            raise KernelError(f"messages of the time {said}", advice="give seconds since 1970, before the year 10000")
+        moment = max(self.clock(), self.pending.latest) if time is None else float(time)
+        if not 0.0 <= moment <= LAST_TIME:
+            raise KernelError(f"messages of the time {moment}", advice="give seconds since 1970, before the year 10000")
         cites = [message.cites for message in messages if message.cites]
         cited = self._cited(chain.from_iterable(cites)) if cites else {}
-        pages, texts = pages_of(messages, self.window, self.counter, said, cited)
+        pages, texts = pages_of(messages, self.window, self.counter, moment, cited)
         pinned = pins_on_arrival(pages, self.window, self.capacity)
         numbers = [page.id for page in pages]
-        told = [(page, texts[page.digest]) for page in pages if page.role is Role.USER]
-        data: Data = self._standing(told, pinned) if told else {}
+        user_texts = [(page, texts[page.digest]) for page in pages if page.role is Role.USER]
+        data: Data = self._standing(user_texts, pinned) if user_texts else {}
         data["to"] = {Place.IN: numbers}
         data["tokens"] = sum(page.tokens for page in pages)
         self.record(Act.ADMIT, numbers, new=pages, texts=texts, **data)
@@ -439,30 +443,30 @@ class Kernel:
                 self._join(page)
         return numbers[0], numbers[-1]
 
-    def _standing(self, told: Sequence[tuple[Page, str]], pinned: Collection[int]) -> Data:
+    def _standing(self, user_texts: Sequence[tuple[Page, str]], pinned: Collection[int]) -> Data:
         """What is to stay of what the user said, where that changes with these pages."""
         window = self.window
-        gone = {page for page in window.standing if window.at(page) in GONE} | window.pins | set(pinned)
-        stays = update_standing(told, window.standing, window.pages, self.capacity, gone, self.text)
+        excluded = {page for page in window.standing if window.at(page) in GONE} | window.pins | set(pinned)
+        stays = update_standing(user_texts, window.standing, window.pages, self.capacity, excluded, self.text)
         return {} if stays == window.standing else {"standing": packed(stays)}
 
-    def _cited(self, named: Iterable[tuple[int, int]]) -> dict[tuple[int, int], Page]:
+    def _cited(self, citations: Iterable[tuple[int, int]]) -> dict[tuple[int, int], Page]:
         """The pages of other segments that are cited; those that never were are left out.
 
         Raises:
             Forgotten: one is, or all of its segment.
         """
-        keys = {key for key in named if key[0] != self.info.number and max(map(abs, key)) < LARGEST}
+        keys = {key for key in citations if key[0] != self.info.number and max(map(abs, key)) < LARGEST}
         rows = self.backend.read(keys) if keys else {}
         for (segment, page), (_, state) in rows.items():
             if state.at is Place.DROPPED:
-                what = f"{address_of(page)} of segment {segment}, of which this was made, was forgotten"
-                raise Forgotten(what, advice="make it anew")
+                message = f"{address_of(page)} of segment {segment}, of which this was made, was forgotten"
+                raise Forgotten(message, advice="make it anew")
         if lost := {segment for segment, _ in keys - rows.keys()}:
             whole = {info.number for info in self.backend.segments() if info.kind is SegmentKind.FORGOTTEN} & lost
             if whole:
-                what = f"segment {min(whole)}, of which this was made, was forgotten as a whole"
-                raise Forgotten(what, advice="make it anew")
+                message = f"segment {min(whole)}, of which this was made, was forgotten as a whole"
+                raise Forgotten(message, advice="make it anew")
         return {key: page for key, (page, _) in rows.items()}
 
     def _join(self, late: Page) -> None:
@@ -482,7 +486,7 @@ class Kernel:
     def _fits_beside_loop(self, late: Page) -> bool:
         """Whether a late result's group, with its results as stubs, fits beside an open tool loop."""
         window = self.window
-        loop = window.loop(LEAST)
+        loop = window.loop(FORCED_PATIENCE)
         back = {page for page in window.group(late.id) if window.at(page) == Place.IN and not window.pages[page].answers}
         stays = back.union(loop, window.pins, window.held())
         handles = self._pending_cost * (1 + len(window.group(late.id)) - len(back))
@@ -497,42 +501,44 @@ class Kernel:
         window = self.window
         if not window.pins:
             return
-        least = sum(map(window.cost, window.pins)) + self._pending_cost
-        if least > self.capacity and len(window.pins) == len(window.pages):
+        minimum = sum(map(window.cost, window.pins)) + self._pending_cost
+        if minimum > self.capacity and len(window.pins) == len(window.pages):
             # There is no rest.
-            least -= self._pending_cost
-        if least > self.capacity:
-            raise self.too_much(least)
+            minimum -= self._pending_cost
+        if minimum > self.capacity:
+            raise self.too_much(minimum)
 
-    def too_much(self, least: int) -> PinsExceedWindow:
+    def too_much(self, minimum: int) -> PinsExceedWindow:
         """The error that names what may not leave, what of it to unpin, and the window that would hold it all.
 
         Args:
-            least: tokens that the prompt takes in any case.
+            minimum: tokens that the prompt takes in any case.
         """
         window, budget, room = self.window, self.budget, self.capacity
         pins = sorted(window.pins, key=lambda page: (-window.cost(page), page))
         waiting = [
-            page for call in sorted(window.awaited(LEAST)) if (page := window.stands_itself(call)) and page not in window.pins
+            page
+            for call in sorted(window.awaited(FORCED_PATIENCE))
+            if (page := window.stands_itself(call)) and page not in window.pins
         ]
-        over, left = list[int](), least
-        while left > room and len(over) < len(pins):
+        over, remaining = list[int](), minimum
+        while remaining > room and len(over) < len(pins):
             over.append(pins[len(over)])
-            left -= window.cost(over[-1])
+            remaining -= window.cost(over[-1])
         parts = [
-            f"{what}: {self._priced(pages)}" for what, pages in (("pinned", pins), ("waiting for a result", waiting)) if pages
+            f"{reason}: {self._priced(pages)}" for reason, pages in (("pinned", pins), ("waiting for a result", waiting)) if pages
         ]
-        larger = budget.window - budget.capacity + -(-least * budget.capacity // room)
+        larger = budget.window - budget.capacity + -(-minimum * budget.capacity // room)
         return PinsExceedWindow(
-            f"what may not leave takes {least:,} of {room:,} tokens; {'; '.join(parts)}",
-            advice=(f"unpin {', '.join(map(address_of, over[:NAMED]))}, or " if over else "")
+            f"what may not leave takes {minimum:,} of {room:,} tokens; {'; '.join(parts)}",
+            advice=(f"unpin {', '.join(map(address_of, over[:MAX_NAMED_PAGES]))}, or " if over else "")
             + f"open a window of {larger:,} tokens or more",
         )
 
     def _priced(self, pages: Sequence[int]) -> str:
         """The addresses of pages with their tokens, the first few of them."""
-        named = ", ".join(f"{address_of(page)} ({self.window.cost(page):,} tokens)" for page in pages[:NAMED])
-        return named + (f" and {len(pages) - NAMED:,} more" if len(pages) > NAMED else "")
+        listing = ", ".join(f"{address_of(page)} ({self.window.cost(page):,} tokens)" for page in pages[:MAX_NAMED_PAGES])
+        return listing + (f" and {len(pages) - MAX_NAMED_PAGES:,} more" if len(pages) > MAX_NAMED_PAGES else "")
 
     def carry(self, move: Move, *, policy: str = "user", cause: str = "user", depth: int = 1, closed: bool = False) -> int | None:
         """Carry out one move inside the current batch; returns the id of a derived page, or None.
@@ -552,7 +558,7 @@ class Kernel:
                 change, act = check_load(window, move), Act.LOAD
             case Evict():
                 forced = policy == "kernel"
-                change, act = check_evict(window, move, LEAST if forced else PATIENCE, forced=forced), Act.EVICT
+                change, act = check_evict(window, move, FORCED_PATIENCE if forced else PATIENCE, forced=forced), Act.EVICT
             case Retire():
                 change, act = check_retire(window, move), Act.RETIRE
             case Fold():
@@ -565,67 +571,67 @@ class Kernel:
                     raise LawBroken(1, "a policy may not forget", advice="retire or evict; only a person forgets")
                 if not closed:
                     move = Drop(pages=tuple(self.closure(move.pages)), why=move.why)
-                gone = set(move.pages)
-                if held := sorted(window.pins & partners_of(window, gone)):
+                dropped = set(move.pages)
+                if held_pins := sorted(window.pins & partners_of(window, dropped)):
                     # No pin stands in the way of forgetting: in other segments it is done already.
-                    self.record(Act.UNPIN, held, policy=policy, cause=cause, why="what belongs to it was forgotten")
-                change, act = check_drop(window, gone), Act.DROP
+                    self.record(Act.UNPIN, held_pins, policy=policy, cause=cause, why="what belongs to it was forgotten")
+                change, act = check_drop(window, dropped), Act.DROP
         # A person may forget or retire the request; the kernel evicts it last.
         if policy != "kernel" and not (policy == "user" and act in (Act.DROP, Act.RETIRE)) and not self._keeps_ends(move):
             check_held(window, change)
         if policy not in ("kernel", "user"):
             check_standing(window, move, change)
         data: Data = {"to": _by_place(change.at)}
-        if policy == "user" and (gone := {page for page in window.standing if _leaves(change, window.stands_itself(page))}):
+        if policy == "user" and (dropped := {page for page in window.standing if _leaves(change, window.stands_itself(page))}):
             # A person lets go of it.
-            data["standing"] = packed({page: said for page, said in window.standing.items() if page not in gone})
-        made, texts = self._derived(move, change) if isinstance(move, Fold | Bring) else (None, {})
-        if made is not None:
-            data["fold"] = made.id
+            data["standing"] = packed({page: sentences for page, sentences in window.standing.items() if page not in dropped})
+        derived, texts = self._derived(move, change) if isinstance(move, Fold | Bring) else (None, {})
+        if derived is not None:
+            data["fold"] = derived.id
             if not change.cited:
                 data["cover"] = list(change.cover)
         if change.uncover:
             data["uncover"] = change.uncover
         if isinstance(move, Retire) and move.by:
             data["by"] = move.by
-        new = [] if made is None else [made]
+        new = [] if derived is None else [derived]
         self.record(act, move.pages, new=new, texts=texts, policy=policy, cause=cause, why=move.why, **data)
-        return None if made is None else made.id
+        return None if derived is None else derived.id
 
     def take_back(self, pages: Iterable[int]) -> None:
         """Retire pages, pinned or not, inside the current batch; those that are gone already are passed over. A call that waits
         for its result gets one that says so, and both go."""
         window = self.window
-        left = [page for page in pages if page in window.pages and window.at(page) not in GONE]
-        if waiting := [window.pages[page].call for page in left if page in window.open]:
+        retired = [page for page in pages if page in window.pages and window.at(page) not in GONE]
+        if waiting := [window.pages[page].call for page in retired if page in window.open]:
             results = [Part(kind=Kind.RESULT, text="[the call was taken back]", call=call) for call in waiting]
             first, last = self.take_in([Message(role=Role.TOOL, parts=(result,)) for result in results])
-            left += range(first, last + 1)
-        if pinned := [page for page in left if page in window.pins]:
+            retired += range(first, last + 1)
+        if pinned := [page for page in retired if page in window.pins]:
             self.mark(Act.UNPIN, pinned)
-        if left:
-            self.carry(Retire(pages=tuple(left), why="taken back"))
+        if retired:
+            self.carry(Retire(pages=tuple(retired), why="taken back"))
 
     def leave_out(self, later: WindowState) -> None:
         """Forget and retire, inside the current batch, what is forgotten and retired in a later state of this session."""
-        there = self.window.states
-        gone = [page for page in later.gone if page in there and self.window.at(page) not in GONE]
-        if dropped := [page for page in gone if later.at(page) is Place.DROPPED]:
+        states = self.window.states
+        removed = [page for page in later.gone if page in states and self.window.at(page) not in GONE]
+        if dropped := [page for page in removed if later.at(page) is Place.DROPPED]:
             self.carry(Drop(pages=tuple(dropped)))
-        self.take_back(page for page in gone if later.at(page) is Place.RETIRED)
+        self.take_back(page for page in removed if later.at(page) is Place.RETIRED)
 
-    def undo_moves(self, before: WindowState, moved: Set[int], since: Set[int], last: int) -> tuple[int, ...]:
+    def undo_moves(self, earlier: WindowState, moved_pages: Set[int], since: Set[int], last: int) -> tuple[int, ...]:
         """Put pages back to where they were before the newest moves, inside the current batch; returns those that came back.
 
         Args:
-            before, moved, since: see `check_undo`.
+            earlier, moved_pages, since: see `check_undo`.
             last: the last event of these moves.
 
         Raises:
             LawBroken: a page that they put there is pinned, or a call would be without its result. The caller undoes.
         """
         window = self.window
-        change = check_undo(window, before, moved, since)
+        change = check_undo(window, earlier, moved_pages, since)
         check_held(window, change)
         back = tuple(page for page, where in change.at.items() if where == Place.IN)
         data: Data = {"to": _by_place(change.at), "undoes": last}
@@ -633,14 +639,14 @@ class Kernel:
             data["uncover"] = change.uncover
         if change.covers:
             data["covers"] = list(change.covers.items())
-        again = {
-            page: said
-            for page, said in before.standing.items()
-            if page not in window.standing and window.at(page) not in GONE and before.stands_itself(page) in back
+        restored = {
+            page: sentences
+            for page, sentences in earlier.standing.items()
+            if page not in window.standing and window.at(page) not in GONE and earlier.stands_itself(page) in back
         }
-        if again:
+        if restored:
             # A person let go of it by what is taken back.
-            data["standing"] = packed(dict(sorted({**again, **window.standing}.items())))
+            data["standing"] = packed(dict(sorted({**restored, **window.standing}.items())))
         self.record(Act.LOAD, back, policy="user", cause="user", why="taken back", **data)
         check_paired(window, change.at)
         return back
@@ -670,13 +676,13 @@ class Kernel:
         """The page that a checked move makes, and the texts of its digests."""
         single = isinstance(move, Fold) and len(move.pages) == 1
         extra = self.contents.get(self.window.pages[move.pages[0]].extra) if single else ""
-        page, text, kept = derived_page(
+        page, text, leftovers = derived_page(
             move, change, self.window, self.counter, max(self.clock(), self.pending.latest), self.text, extra
         )
         if page.kind is Kind.EXCERPT:
             pieces = pieces_of(page, text, lambda source: self.window.pages[source].digest, self.text)
             self.pending.pieces |= {page.digest: pieces} if pieces is not None else {}
-        return page, {page.digest: text, page.extra: kept} if page.extra else {page.digest: text}
+        return page, {page.digest: text, page.extra: leftovers} if page.extra else {page.digest: text}
 
     def mark(self, act: Act, pages: Sequence[int], why: str = "", **data: Unpack[Data]) -> None:
         """Pin or unpin pages, or set their importance (from 0 to 1), inside the current batch.
@@ -692,8 +698,8 @@ class Kernel:
 
     def rebudget(self, budget: Budget) -> None:
         """Take another budget, as a part of the batch."""
-        before, self.budget, self.pending.budget = self.budget, budget, budget
-        self.window.on_rollback(lambda: setattr(self, "budget", before))
+        old_budget, self.budget, self.pending.budget = self.budget, budget, budget
+        self.window.on_rollback(lambda: setattr(self, "budget", old_budget))
 
     # The batch
 
@@ -710,10 +716,10 @@ class Kernel:
         with self.lock:
             self.check_free()
             try:
-                self.begin()
+                self.busy = True
                 yield
                 self.undo() if undone else self.flush()
-                self.end()
+                self.busy = False
             except BaseException as error:
                 self.fail(error)
                 raise
@@ -735,22 +741,13 @@ class Kernel:
                     self.take_over(observed)
                 raise
 
-    def begin(self) -> None:
-        """Start a batch. Whoever does so holds the lock, has called `check_free`, and calls `end` or `fail`, also after an
-        interrupt between any two lines."""
-        self._busy = True
-
-    def end(self) -> None:
-        """The batch is written."""
-        self._busy = False
-
     def fail(self, error: BaseException) -> None:
         """The batch failed: restore the state before it.
 
         After one of our own errors, the journal leads back. Anything else, such as Ctrl-C, may have interrupted a
         step. Then everything is read again from the store, which knows whether the batch was written.
         """
-        self._broken, self._busy = True, False
+        self._broken, self.busy = True, False
         if isinstance(error, (KilburnError, GeneratorExit)):
             self.undo()
             self._broken = False
@@ -767,7 +764,7 @@ class Kernel:
         Raises:
             KernelError: this thread is within a batch. StoreError: the state cannot be read again.
         """
-        if self._busy:
+        if self.busy:
             raise KernelError(
                 f"session {self.info.name!r} is in the middle of a change",
                 advice="call it when that has returned, not from within",
@@ -793,7 +790,7 @@ class Kernel:
     def set_aside(self) -> Pending:
         """Set the batch aside while a model is asked: everyone else sees the state before it."""
         self.window.rollback()
-        self._busy = False
+        self.busy = False
         batch = self.pending.take()
         self.usage.forget(batch.new)
         return batch
@@ -846,8 +843,8 @@ class Kernel:
                     self.flush(wait=wait, closing=closing)
                     return
                 # Without another writer here, a page elsewhere has come in the way, or gone.
-                found = self._found() if self.info.number else None
-                self.stale = self.stale or found is None or not pending.follows(found)
+                info = self._found() if self.info.number else None
+                self.stale = self.stale or info is None or not pending.follows(info)
                 if not self.stale:
                     self._cited(key for page in pending.new for key in page.cites)
                 raise
@@ -942,9 +939,9 @@ class Kernel:
         """
         self.record(act, pages, policy=policy, cause=cause, why=why, **data)
         if len(self.pending.events) >= GATHERED and not self.flush_observed():
-            lost, kept = self.pending.halve()
+            lost, newer = self.pending.halve()
             self.record(Act.NOTE, lost=lost)
-            self.pending.add(kept)
+            self.pending.add(newer)
 
     def take_over(self, observed: Iterable[Event]) -> None:
         """Add observations that were made of another state of this session, to be written as if they were made of this one: the

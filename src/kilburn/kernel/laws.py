@@ -88,15 +88,15 @@ def check_known(window: WindowState, pages: Sequence[int]) -> None:
 
 def _in_force(window: WindowState, page: int, advice: str) -> None:
     """Refuse a retired page, and one that was made of a retired page: that left with it (law 9)."""
-    made, seen = [page], {page}
-    while made:
-        one = made.pop()
-        if window.at(one) == Place.RETIRED:
-            of = "" if one == page else f", which {address_of(page)} is made of,"
-            raise LawBroken(9, f"{address_of(one)}{of} is retired", advice=advice)
-        new = [source for source in window.pages[one].sources if one < 0 and source not in seen]
-        seen.update(new)
-        made += new
+    pending, visited = [page], {page}
+    while pending:
+        number = pending.pop()
+        if window.at(number) == Place.RETIRED:
+            of = "" if number == page else f", which {address_of(page)} is made of,"
+            raise LawBroken(9, f"{address_of(number)}{of} is retired", advice=advice)
+        new = [source for source in window.pages[number].sources if number < 0 and source not in visited]
+        visited.update(new)
+        pending += new
 
 
 def _unpinned(window: WindowState, pages: Iterable[int]) -> None:
@@ -117,7 +117,7 @@ def check_held(window: WindowState, change: LegalMove) -> None:
 
 def check_paired(window: WindowState, pages: Iterable[int]) -> None:
     """Check that the prompt shows the calls of these pages' groups and their results together, or neither (law 6)."""
-    for page in {member for moved in pages for member in window.group(moved) if member > 0}:
+    for page in {member for number in pages for member in window.group(number) if member > 0}:
         call = window.pages[page].answers
         if call and (window.stands_itself(page) is None) != (window.stands_itself(call) is None):
             raise LawBroken(
@@ -164,13 +164,13 @@ def _call_stays(window: WindowState, page: Page, leaving: set[int]) -> bool:
 def check_load(window: WindowState, move: Load) -> LegalMove:
     """A load brings whole groups, never a retired page (law 9) or a result without its call (law 6)."""
     change = LegalMove(at={}, uncover=[])
-    brought: set[int] = set()
+    loaded_groups: set[int] = set()
     for page in known(window, move.pages):
         _in_force(window, page.id, "recall it by address; it stays readable as history")
-        if page.id > 0 and page.group in brought:
+        if page.id > 0 and page.group in loaded_groups:
             continue
         if page.id > 0 and page.group:
-            brought.add(page.group)
+            loaded_groups.add(page.group)
         for member in window.group(page.id) if page.id > 0 else (page.id,):
             if window.at(member) in (Place.OUT, Place.STUB, Place.FOLDED) and (member > 0 or member in move.pages):
                 change.at[member] = Place.IN
@@ -197,8 +197,8 @@ def check_load(window: WindowState, move: Load) -> LegalMove:
 def _answered(window: WindowState, call: Page, change: LegalMove) -> set[int]:
     """The calls of a call's group whose results will be there."""
     members = window.group(call.id)
-    there = (member for member in members if change.at.get(member) == Place.IN or window.stands_itself(member) is not None)
-    return {window.pages[member].answers for member in there}
+    visible = (member for member in members if change.at.get(member) == Place.IN or window.stands_itself(member) is not None)
+    return {window.pages[member].answers for member in visible}
 
 
 def _replace_stand_in(window: WindowState, page: int, change: LegalMove) -> None:
@@ -222,11 +222,11 @@ def check_evict(window: WindowState, move: Evict, patience: int = PATIENCE, *, f
     pages = known(window, move.pages)
     leaving = {page.id for page in pages}
     _unpinned(window, leaving)
-    seen = _Seen()
+    checked = _Seen()
     for page in pages:
         if not window.is_visible(page.id):
             raise KernelError(f"{page.address} is not in the window", advice="evict pages of view.pages only")
-        leaving.update(_followers(window, page, leaving, partial(window.is_awaited, patience=patience), seen, forced=forced))
+        leaving.update(_followers(window, page, leaving, partial(window.is_awaited, patience=patience), checked, forced=forced))
     return LegalMove(at=_departures(window, leaving), uncover=_uncovered(window, leaving))
 
 
@@ -241,13 +241,13 @@ class _Seen:
 
 
 def _followers(
-    window: WindowState, page: Page, leaving: set[int], awaited: Callable[[int], bool], seen: _Seen, *, forced: bool = False
+    window: WindowState, page: Page, leaving: set[int], awaited: Callable[[int], bool], checked: _Seen, *, forced: bool = False
 ) -> list[int]:
     """Handles in place that must leave with a call; everything else the move has to name itself."""
     acts_as = _acts_as(window, page)
     if acts_as is Kind.CALL and any(map(awaited, (page.id, *page.sources))):
         raise LawBroken(6, f"{page.address} is a call without a result yet", advice="wait for its result")
-    if page.answers or page.group in seen.whole or _leave_alone(window, page, leaving, seen, forced=forced):
+    if page.answers or page.group in checked.whole or _leave_alone(window, page, leaving, checked, forced=forced):
         return []
     stubs = []
     for member in window.group(page.id):
@@ -259,7 +259,7 @@ def _followers(
             )
         stubs.append(member)
     if page.group:
-        seen.whole.add(page.group)
+        checked.whole.add(page.group)
     return stubs
 
 
@@ -268,18 +268,18 @@ def is_bound(page: Page) -> bool:
     return page.role is Role.ASSISTANT and page.kind in (Kind.REASONING, Kind.OPAQUE)
 
 
-def _leave_alone(window: WindowState, page: Page, leaving: set[int], seen: _Seen, *, forced: bool) -> bool:
+def _leave_alone(window: WindowState, page: Page, leaving: set[int], checked: _Seen, *, forced: bool) -> bool:
     """Whether thinking may leave without its message: all of it, once the user has spoken since and its calls have their
     results. In an open tool loop the provider needs it."""
     if _acts_as(window, page) is not Kind.REASONING:
         return False
     number = page.group or page.id
-    if number not in seen.thoughts:
+    if number not in checked.thoughts:
         group = window.group(page.id)
-        shown = [member for member in group if window.is_visible(member)]
-        thoughts = [member for member in shown if _acts_as(window, window.pages[member]) is Kind.REASONING]
-        seen.thoughts[number] = (not any(map(window.is_awaited, group)), leaving.issuperset(thoughts))
-    over, all_leave = seen.thoughts[number]
+        visible = [member for member in group if window.is_visible(member)]
+        thoughts = [member for member in visible if _acts_as(window, window.pages[member]) is Kind.REASONING]
+        checked.thoughts[number] = (not any(map(window.is_awaited, group)), leaving.issuperset(thoughts))
+    over, all_leave = checked.thoughts[number]
     return (forced or (over and page.id < window.task)) and all_leave
 
 
@@ -378,11 +378,11 @@ def _subsumed(window: WindowState, chosen: set[int]) -> set[int]:
     """Resident folds that the new one replaces whole; a partial overlap would show a page twice."""
     folds = window.stand_ins.over(chosen) & window.shown
     for fold in folds - chosen:
-        left = window.stand_ins.of(fold) - chosen
-        if left:
+        uncovered = window.stand_ins.of(fold) - chosen
+        if uncovered:
             raise LawBroken(
                 4,
-                f"overlaps {address_of(fold)}, which also stands for {address_of(min(left))}",
+                f"overlaps {address_of(fold)}, which also stands for {address_of(min(uncovered))}",
                 advice="fold all of its sources, or none",
             )
     return folds
@@ -393,22 +393,22 @@ def _whole_groups(window: WindowState, chosen: set[int], subsumed: set[int]) -> 
         raise LawBroken(6, f"{address_of(page)} is a call without a result yet", advice="wait for its result")
     # Groups are the same from either side: the window is short where the fold is long.
     near = chosen if len(chosen) <= len(window.shown) else window.shown - chosen - subsumed
-    seen: set[int] = set()
+    checked: set[int] = set()
     for page in near:
-        if page in seen:
+        if page in checked:
             continue
         group = window.group(page)
-        seen.update(group)
-        left = next((member for member in group if member in chosen), None)
+        checked.update(group)
+        folded = next((member for member in group if member in chosen), None)
         stays = (member for member in group if member not in chosen and member not in subsumed and member in window.shown)
         behind = next(stays, None)
-        if left is not None and behind is not None:
+        if folded is not None and behind is not None:
             raise LawBroken(
-                6, f"folding {address_of(left)} would leave {address_of(behind)} behind", advice="fold the whole group"
+                6, f"folding {address_of(folded)} would leave {address_of(behind)} behind", advice="fold the whole group"
             )
 
 
-def check_undo(window: WindowState, before: WindowState, moved: Set[int], since: Set[int]) -> LegalMove:
+def check_undo(window: WindowState, earlier: WindowState, moved_pages: Set[int], since: Set[int]) -> LegalMove:
     """Pages go back to where they were before the newest moves, and so do the folds that stand for them.
 
     A result that came since, or that moved since with its call, comes back together with its call. Where its call would leave
@@ -416,35 +416,35 @@ def check_undo(window: WindowState, before: WindowState, moved: Set[int], since:
     If a page stays and the fold that stands for it leaves, the page is out.
 
     Args:
-        before: the window before these moves.
-        moved: the pages that they moved or made.
+        earlier: the window before these moves.
+        moved_pages: the pages that they moved or made.
         since: pages that were moved later, to keep the transcript whole.
     """
-    there = before.states
+    states = earlier.states
 
     def late(page: int) -> set[int]:
-        return {member for member in window.group(page) if member > 0 and (member not in there or member in since)}
+        return {member for member in window.group(page) if member > 0 and (member not in states or member in since)}
 
     def stays(page: int) -> bool:
-        if page < 0 and page not in there:
+        if page < 0 and page not in states:
             # What stands for one page of the transcript goes as that page comes back; any other fold goes.
-            made = window.pages[page]
-            return bool(made.message) and stays(made.sources[0])
+            fold = window.pages[page]
+            return bool(fold.message) and stays(fold.sources[0])
         originals = _originals(window, page)
-        if any(not window.gone.isdisjoint(window.group(each)) for each in originals):
+        if any(not window.gone.isdisjoint(window.group(original)) for original in originals):
             return True
-        if before.stands_itself(page) is not None:
+        if earlier.stands_itself(page) is not None:
             return False
-        return any(window.stands_itself(member) is not None for each in originals for member in late(each))
+        return any(window.stands_itself(member) is not None for original in originals for member in late(original))
 
-    kept = {page for page in moved if stays(page)}
+    staying = {page for page in moved_pages if stays(page)}
     at: dict[int, Place] = {}
     uncover, covers = list[int](), dict[int, list[int]]()
-    for page in sorted(moved):
-        was, fold = before.at(page) if page in there else Place.OUT, before.stand_ins.get(page)
-        if page in kept:
+    for page in sorted(moved_pages):
+        was, fold = earlier.at(page) if page in states else Place.OUT, earlier.stand_ins.get(page)
+        if page in staying:
             over = window.stand_ins.get(page)
-            if page not in there or window.at(page) != Place.FOLDED or over in kept or over not in moved:
+            if page not in states or window.at(page) != Place.FOLDED or over in staying or over not in moved_pages:
                 continue
             was, fold = Place.OUT, None
         if window.at(page) in GONE:
@@ -453,7 +453,7 @@ def check_undo(window: WindowState, before: WindowState, moved: Set[int], since:
             at[page] = was
         if window.stand_ins.get(page) != fold:
             (uncover if fold is None else covers.setdefault(fold, [])).append(page)
-    for page in [page for page in moved - kept if page in there and before.stands_itself(page) is not None]:
+    for page in [page for page in moved_pages - staying if page in states and earlier.stands_itself(page) is not None]:
         at |= {member: Place.IN for member in late(page) if member not in at and window.stands_itself(member) is None}
     _unpinned(window, [page for page, where in at.items() if where not in (Place.IN, Place.STUB)])
     return LegalMove(at=at, uncover=uncover, covers=covers)
@@ -461,14 +461,14 @@ def check_undo(window: WindowState, before: WindowState, moved: Set[int], since:
 
 def _originals(window: WindowState, page: int) -> set[int]:
     """The originals that a page is made of."""
-    found, below = set[int](), [page]
+    originals, below = set[int](), [page]
     while below:
-        one = below.pop()
-        if one > 0:
-            found.add(one)
+        number = below.pop()
+        if number > 0:
+            originals.add(number)
         else:
-            below += window.pages[one].sources
-    return found
+            below += window.pages[number].sources
+    return originals
 
 
 def check_bring(window: WindowState, move: Bring) -> LegalMove:
@@ -496,9 +496,9 @@ def check_retire(window: WindowState, move: Retire) -> LegalMove:
     leaving |= window.stand_ins.over(chosen) & window.shown
     leaving |= {page.id for page in window.resident() if page.kind in DERIVED and chosen & set(page.sources)}
     _unpinned(window, leaving | chosen)
-    seen = _Seen()
+    checked = _Seen()
     for page in pages:
-        leaving.update(_followers(window, page, leaving, window.open.__contains__, seen))
+        leaving.update(_followers(window, page, leaving, window.open.__contains__, checked))
     # A retired result whose call stays would leave an orphan call: the call goes too.
     for page in pages:
         if page.kind is Kind.RESULT and _call_stays(window, page, leaving):
@@ -513,32 +513,32 @@ def check_retire(window: WindowState, move: Retire) -> LegalMove:
     )
 
 
-def partners_of(window: WindowState, gone: Set[int]) -> set[int]:
+def partners_of(window: WindowState, forgotten: Set[int]) -> set[int]:
     """What leaves the window because a page of its group is forgotten."""
     # What is not in memory comes by one query, and not page by page.
-    window.pages.fetch(gone)
-    stays = gone | {standing for call in window.awaited() - gone if (standing := window.stands(call)) is not None}
-    return {member for page in gone for member in window.group(page) if window.is_visible(member) and member not in stays}
+    window.pages.fetch(forgotten)
+    stays = forgotten | {standing for call in window.awaited() - forgotten if (standing := window.stands(call)) is not None}
+    return {member for page in forgotten for member in window.group(page) if window.is_visible(member) and member not in stays}
 
 
-def check_drop(window: WindowState, gone: set[int]) -> LegalMove:
+def check_drop(window: WindowState, forgotten: set[int]) -> LegalMove:
     """What else moves when `gone` is forgotten: partners of a dropped call or result leave the window.
 
     A call that waits for its result stays, because the result will need it.
     """
-    partners = partners_of(window, gone)
+    partners = partners_of(window, forgotten)
     _unpinned(window, partners)
-    leaving = {page for page in gone if window.is_visible(page)} | partners
-    at = {page: where for page, where in _departures(window, leaving).items() if page not in gone}
-    for fold in gone:
+    leaving = {page for page in forgotten if window.is_visible(page)} | partners
+    at = {page: where for page, where in _departures(window, leaving).items() if page not in forgotten}
+    for fold in forgotten:
         if fold < 0:
             at.update(
                 {
                     source: Place.OUT
                     for source in _covered_by(window, fold)
-                    if source not in gone and window.at(source) == Place.FOLDED
+                    if source not in forgotten and window.at(source) == Place.FOLDED
                 }
             )
-    at.update(dict.fromkeys(gone, Place.DROPPED))
-    uncover = _uncovered(window, leaving | gone) + [page for page in gone if page in window.stand_ins]
+    at.update(dict.fromkeys(forgotten, Place.DROPPED))
+    uncover = _uncovered(window, leaving | forgotten) + [page for page in forgotten if page in window.stand_ins]
     return LegalMove(at=at, uncover=sorted(set(uncover)))

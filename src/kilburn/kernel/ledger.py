@@ -25,9 +25,9 @@ ALARM = 0.60
 
 ENOUGH = 20
 
-MOVED = frozenset({Act.LOAD, Act.EVICT, Act.FOLD, Act.RETIRE, Act.DROP})
+MOVING_ACTS = frozenset({Act.LOAD, Act.EVICT, Act.FOLD, Act.RETIRE, Act.DROP})
 
-HELD = frozenset({Place.IN, Place.STUB, Place.FOLDED})
+WINDOW_PLACES = frozenset({Place.IN, Place.STUB, Place.FOLDED})
 """Places of pages whose use is kept though they were never recalled."""
 
 
@@ -118,13 +118,13 @@ class Ledger:
 
     def copy(self) -> Ledger:
         """The same figures, to be continued by themselves."""
-        made = Ledger()
-        made.stats, made._evicted, made._filled = copy.copy(self.stats), self._evicted.copy(), self._filled
-        return made
+        copied = Ledger()
+        copied.stats, copied._evicted, copied._filled = copy.copy(self.stats), self._evicted.copy(), self._filled
+        return copied
 
     def state(self, turn: int) -> dict[str, Any]:
         """What `adopt` takes, as plain numbers; `turn` is the current one."""
-        recent = {page: left for page, left in self._evicted.items() if turn - left <= REFAULT}
+        recent = {page: departure for page, departure in self._evicted.items() if turn - departure <= REFAULT}
         return {"stats": self.stats, "filled": self._filled, "evicted": recent}
 
     def adopt(self, stats: Stats, filled: float, evicted: dict[int, int]) -> None:
@@ -185,14 +185,14 @@ class Ledger:
 
     def _ship(self, event: Event) -> None:
         stats, data = self.stats, event.data
-        tokens, window, again = event.tokens, int(data["window"]), int(data["again"])
+        tokens, window, repeated = event.tokens, int(data["window"]), int(data["again"])
         stats.room, stats.window, stats.beside = window, int(data.get("whole", window)), int(data.get("beside", 0))
-        stats.tokens_new += int(data.get("fresh", min(stats.tokens_unshipped, tokens - again)))
+        stats.tokens_new += int(data.get("fresh", min(stats.tokens_unshipped, tokens - repeated)))
         stats.tokens_unshipped = 0
         stats.prompts += 1
         stats.hits += 1
         stats.tokens_shipped += tokens
-        stats.tokens_reprefilled += again
+        stats.tokens_reprefilled += repeated
         stats.peak = max(stats.peak, tokens)
         stats.overflow += tokens > window
         # An impossible report of a provider once made it 0; a reader must not fail because of that.
@@ -237,9 +237,9 @@ class Usage:
 
     def copy(self) -> Usage:
         """The same, to be continued by itself."""
-        made = copy.copy(self)
-        made.pages, made.calibrated = self.pages.copy(), self.calibrated.copy()
-        return made
+        copied = copy.copy(self)
+        copied.pages, copied.calibrated = self.pages.copy(), self.calibrated.copy()
+        return copied
 
     def learn(self, event: Event, on_rollback: Callable[[Callable[[], None]], object] | None = None) -> None:
         """Update from one event.
@@ -253,7 +253,7 @@ class Usage:
             self.pages.update({page: Use(0, event.turn, clock_of(event)) for page in event.pages})
         elif event.act is Act.FAULT:
             self._use(event.pages, event)
-        elif event.act in MOVED and "to" in event.data:
+        elif event.act in MOVING_ACTS and "to" in event.data:
             undo = self._move(event, event.data["to"])
             if on_rollback is not None:
                 on_rollback(undo)
@@ -267,24 +267,24 @@ class Usage:
 
     def _use(self, pages: Iterable[int], event: Event, more: int = 1) -> None:
         """Count pages as used by an event; those with the same use share one entry."""
-        counts = {page: before.count if (before := self.pages.get(page)) else 0 for page in pages}
+        counts = {page: use.count if (use := self.pages.get(page)) else 0 for page in pages}
         entries = {count: Use(count + more, event.turn, clock_of(event)) for count in set(counts.values())}
         self.pages.update({page: entries[count] for page, count in counts.items()})
 
     def _move(self, event: Event, to: Mapping[str, Sequence[int]]) -> Callable[[], None]:
         # A fold may cite thousands of pages: only those that leave with it now count as used.
-        used = event.pages if event.act is Act.LOAD else to.get(Place.FOLDED, ()) if event.act is Act.FOLD else ()
-        gone = [page for where, pages in to.items() if where not in HELD for page in pages]
-        known = self.pages
-        before = {page: known.get(page) for page in (*used, *gone)}
-        self._use(used, event, more=int(event.act is Act.LOAD))
+        loaded = event.pages if event.act is Act.LOAD else to.get(Place.FOLDED, ()) if event.act is Act.FOLD else ()
+        evicted = [page for where, pages in to.items() if where not in WINDOW_PLACES for page in pages]
+        uses = self.pages
+        old_uses = {page: uses.get(page) for page in (*loaded, *evicted)}
+        self._use(loaded, event, more=int(event.act is Act.LOAD))
         # Of most that leave a fold nothing is known any more.
-        for page in filter(known.__contains__, gone):
-            if not known[page].count:
-                del known[page]
+        for page in filter(uses.__contains__, evicted):
+            if not uses[page].count:
+                del uses[page]
 
         def undo() -> None:
-            for page, use in before.items():
+            for page, use in old_uses.items():
                 if use is None:
                     self.pages.pop(page, None)
                 else:
@@ -300,5 +300,5 @@ class Usage:
 
 def counter_of(backend: Backend, number: int) -> str:
     """The name of the counter that a session's tokens were counted by last."""
-    named = [event.data["tokenizer"] for event in backend.events(number, act=Act.NOTE) if "tokenizer" in event.data]
-    return str(named[-1]) if named else "auto"
+    names = [event.data["tokenizer"] for event in backend.events(number, act=Act.NOTE) if "tokenizer" in event.data]
+    return str(names[-1]) if names else "auto"

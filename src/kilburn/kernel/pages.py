@@ -34,13 +34,13 @@ def finder_of(backend: Backend, lineage: Lineage) -> Finder:
     """Finds the calls of a session in the store, also those that it inherited."""
 
     def find(among: Iterable[str] | None) -> dict[str, int]:
-        wanted = None if among is None else list(among)
-        found: dict[str, int] = {}
+        names = None if among is None else list(among)
+        calls: dict[str, int] = {}
         for owner in (*(share.segment for share in lineage.shares), lineage.segment):
-            known = backend.calls(owner, wanted) if owner else {}
+            owner_calls = backend.calls(owner, names) if owner else {}
             # A parent goes on after the fork: what it has called since is not seen here.
-            found.update((call, page) for call, page in known.items() if lineage.owner(page) == owner)
-        return found
+            calls.update((call, page) for call, page in owner_calls.items() if lineage.owner(page) == owner)
+        return calls
 
     return find
 
@@ -52,8 +52,8 @@ class PagesById(MutableMapping[int, Page]):
         read: reads pages that are not here; None if all of them are.
     """
 
-    def __init__(self, read: Reader | None = None) -> None:
-        self.read = read
+    def __init__(self, reader: Reader | None = None) -> None:
+        self.read = reader
         self._here: dict[int, Page] = {}
         # The ids that the store has: all from the one to the other, but 0.
         self._first = self._last = 0
@@ -65,10 +65,10 @@ class PagesById(MutableMapping[int, Page]):
 
     def part(self, pages: Iterable[int]) -> PagesById:
         """The same, to be changed by itself, with these in memory. Where there is no store to read from, with all."""
-        made = PagesById(self.read)
-        made._here = {page: self[page] for page in pages} if self.read is not None else self._here.copy()
-        made._first, made._last = self._first, self._last
-        return made
+        subset = PagesById(self.read)
+        subset._here = {page: self[page] for page in pages} if self.read is not None else self._here.copy()
+        subset._first, subset._last = self._first, self._last
+        return subset
 
     def settle(self, first: int, last: int) -> None:
         """The store has all pages by now: those from one id to the other."""
@@ -88,17 +88,17 @@ class PagesById(MutableMapping[int, Page]):
         """
         missing = [page for page in dict.fromkeys(pages) if page not in self._here]
         if missing:
-            found = self.read(missing) if self.read is not None else {}
-            self._here.update(found)
-            lost = next((page for page in missing if page not in found), None)
+            rows = self.read(missing) if self.read is not None else {}
+            self._here.update(rows)
+            lost = next((page for page in missing if page not in rows), None)
             if lost is not None:
                 raise StoreCorrupt(f"{address_of(lost)} is missing", advice="run `kilburn fsck`")
 
     def originals(self) -> list[Page]:
         """The originals in order, read in one query where they are not here."""
-        wanted = [page for page in self if page > 0]
-        self.fetch(wanted)
-        return [self._here[page] for page in wanted]
+        numbers = [page for page in self if page > 0]
+        self.fetch(numbers)
+        return [self._here[page] for page in numbers]
 
     def _is_stored(self, page: object) -> bool:
         return isinstance(page, int) and self._first <= page <= self._last and page != 0
@@ -111,13 +111,13 @@ class PagesById(MutableMapping[int, Page]):
         return all(map(self._is_stored, pages.difference(self._here)))
 
     def __getitem__(self, page: int) -> Page:
-        known = self._here.get(page)
-        if known is None:
+        row = self._here.get(page)
+        if row is None:
             if not self._is_stored(page):
                 raise KeyError(page)
             self.fetch([page])
-            known = self._here[page]
-        return known
+            row = self._here[page]
+        return row
 
     @overload
     def get(self, page: int, /) -> Page | None: ...
@@ -125,8 +125,8 @@ class PagesById(MutableMapping[int, Page]):
     def get(self, page: int, /, default: T) -> Page | T: ...
     def get(self, page: int, /, default: T | None = None) -> Page | T | None:
         """The page of an id, or the default where there is none."""
-        known = self._here.get(page)
-        return known if known is not None else self[page] if self._is_stored(page) else default
+        row = self._here.get(page)
+        return row if row is not None else self[page] if self._is_stored(page) else default
 
     def __setitem__(self, number: int, page: Page) -> None:
         self._here[number] = page
@@ -166,24 +166,24 @@ class Calls(Mapping[str, int]):
 
     def copy(self) -> Calls:
         """The same, to be changed by itself. What the store knows is left to it; nothing may wait to be written."""
-        made = Calls(self.find)
-        made._here = {} if self.find is not None else self._here.copy()
-        return made
+        copied = Calls(self.find)
+        copied._here = {} if self.find is not None else self._here.copy()
+        return copied
 
     def __getitem__(self, call: str) -> int:
-        known = self._here.get(call)
-        if known is None and self.find is not None and call:
-            known = self.find([call]).get(call)
-        if known is None:
+        page = self._here.get(call)
+        if page is None and self.find is not None and call:
+            page = self.find([call]).get(call)
+        if page is None:
             raise KeyError(call)
-        return known
+        return page
 
     def among(self, calls: Iterable[str]) -> dict[str, int]:
         """Those of these calls that there are, with their pages. Of the others the store is asked once."""
-        here = self._here
-        found = {call: page for call in calls if (page := here.get(call)) is not None}
-        missing = [call for call in calls if call not in found] if self.find is not None else ()
-        return {**self.find(missing), **found} if self.find is not None and missing else found
+        cached = self._here
+        hits = {call: page for call in calls if (page := cached.get(call)) is not None}
+        missing = [call for call in calls if call not in hits] if self.find is not None else ()
+        return {**self.find(missing), **hits} if self.find is not None and missing else hits
 
     def __setitem__(self, call: str, page: int) -> None:
         self._here[call] = page

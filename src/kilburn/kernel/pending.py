@@ -92,8 +92,8 @@ class Pending:
 
     def halve(self) -> tuple[int, list[Event]]:
         """Remove the events, all of them observations: how many were lost by losing the older half, and the newer half."""
-        old, kept, self.events = self.events[: GATHERED // 2], self.events[GATHERED // 2 :], []
-        return sum(int(event.data.get("lost", 1)) if event.act is Act.NOTE else 1 for event in old), kept
+        old, newer, self.events = self.events[: GATHERED // 2], self.events[GATHERED // 2 :], []
+        return sum(int(event.data.get("lost", 1)) if event.act is Act.NOTE else 1 for event in old), newer
 
     def undo(self, point: Savepoint, turn: int) -> list[Page]:
         """Undo to a savepoint. Returns the pages that are gone.
@@ -101,7 +101,7 @@ class Pending:
         Observations stay, as of the message `turn` that is now the last one. A compaction whose moves are undone did not
         happen.
         """
-        gone = self.new[point.new :]
+        undone = self.new[point.new :]
         observed = [
             msgspec.structs.replace(event, turn=min(event.turn, turn))
             for event in self.events[point.events :]
@@ -111,23 +111,23 @@ class Pending:
         self.add(observed)
         if not self.new:
             self.said = None
-        return gone
+        return undone
 
     def take(self) -> Pending:
         """Remove and return the whole batch; an empty one stays."""
-        taken = Pending()
-        taken.events, taken.new, taken.texts, taken.budget = self.events, self.new, self.texts, self.budget
-        taken.pieces, taken.above, taken.said = self.pieces, self.above, self.said
+        batch = Pending()
+        batch.events, batch.new, batch.texts, batch.budget = self.events, self.new, self.texts, self.budget
+        batch.pieces, batch.above, batch.said = self.pieces, self.above, self.said
         self.clear()
-        return taken
+        return batch
 
-    def put(self, taken: Pending) -> None:
+    def put(self, batch: Pending) -> None:
         """Append a batch that was taken out to what came since."""
-        self.add(taken.events)
-        self.new += taken.new
-        self.texts |= taken.texts
-        self.pieces |= taken.pieces
-        self.above, self.said = taken.above, taken.said
+        self.add(batch.events)
+        self.new += batch.new
+        self.texts |= batch.texts
+        self.pieces |= batch.pieces
+        self.above, self.said = batch.above, batch.said
 
     def batch(
         self, pages: Mapping[int, Page], changed: Mapping[int, State], owns: Callable[[int], bool], *, wait: bool = True

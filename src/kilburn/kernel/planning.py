@@ -20,7 +20,7 @@ from kilburn.kernel.admission import LABEL
 from kilburn.kernel.background import Background
 from kilburn.kernel.consultation import Consultation
 from kilburn.kernel.gaps import handle_of
-from kilburn.kernel.kernel import LEAST, Kernel
+from kilburn.kernel.kernel import FORCED_PATIENCE, Kernel
 from kilburn.kernel.resolve import resolve
 from kilburn.kernel.standing import FRAME, excerpt_tokens, shows, stays_whole
 from kilburn.kernel.window import GONE, MAX_LABELS, PATIENCE
@@ -78,18 +78,18 @@ class Planner:
             PinsExceedWindow: nothing unpinned is left to move. Whatever `change` raises.
         """
         kernel, window = self.kernel, self.kernel.window
-        wanted = self._begin(cause, change)
+        pages = self._begin(cause, change)
         if eases and not self._fits():
-            return wanted
+            return pages
         rests = self._acts is Acts.FULL or (self._acts is Acts.FOLDED and not window.last_derived)
         asks = (kernel.excess or not rests) and not (window.open and window.awaited())
-        if asks and not (yield from self._consult(cause, wanted, waits=waits)):
-            wanted = self._begin(cause, change)
-        rounds, before = 0, -1
-        while kernel.excess and rounds < ROUNDS and kernel.use != before:
-            before = kernel.use
-            if not (yield from self._consult(Cause.PRESSURE, wanted, waits=waits)):
-                wanted, before = self._begin(cause, change), -1
+        if asks and not (yield from self._consult(cause, pages, waits=waits)):
+            pages = self._begin(cause, change)
+        rounds, old_use = 0, -1
+        while kernel.excess and rounds < ROUNDS and kernel.use != old_use:
+            old_use = kernel.use
+            if not (yield from self._consult(Cause.PRESSURE, pages, waits=waits)):
+                pages, old_use = self._begin(cause, change), -1
             rounds += 1
         if window.standing:
             self._hold_standing()
@@ -99,7 +99,7 @@ class Planner:
             self.enforce(eases=eases)
             if cause is Cause.ADMIT:
                 self._spare()
-        return wanted
+        return pages
 
     def _spare(self) -> None:
         """Where the policy freed too little, free an eighth of the capacity, oldest groups first: else the next message would
@@ -115,18 +115,18 @@ class Planner:
 
     def _begin(self, cause: Cause, change: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:
         kernel, window = self.kernel, self.kernel.window
-        wanted = change()
-        came = wanted if cause is Cause.ADMIT else ()
-        if any(window.pages[number].role is Role.SYSTEM for number in came):
-            self._page_system(came)
+        pages = change()
+        arrivals = pages if cause is Cause.ADMIT else ()
+        if any(window.pages[number].role is Role.SYSTEM for number in arrivals):
+            self._page_system(arrivals)
         # What stands in the prompt itself is held.
         if kernel.excess:
             self._drop_oversized_compaction()
         if kernel.excess or (not window.shown.issuperset(window.request) and len(window.held()) < len(window.request)):
             self._hold_request()
         if window.use + self._handle_costs[bool(window.atomic)] > kernel.capacity:
-            self._page_oversized(came)
-        return wanted
+            self._page_oversized(arrivals)
+        return pages
 
     def load(self, pages: Sequence[int]) -> None:
         """Load pages into the window whole, before they are pinned."""
@@ -184,7 +184,7 @@ class Planner:
         """What a handle costs at most, in tokens."""
         return self._handle_costs[bool(self.kernel.window.atomic)]
 
-    def view(self, cause: Cause, wanted: tuple[int, ...], deferred: Deferred | None = None) -> View:
+    def view(self, cause: Cause, subject: tuple[int, ...], deferred: Deferred | None = None) -> View:
         """The frozen view for one plan."""
         kernel, window = self.kernel, self.kernel.window
         request = window.task
@@ -193,7 +193,7 @@ class Planner:
             pages=window.resident(),
             budget=Budget(kernel.capacity),
             use=kernel.use,
-            wanted=wanted,
+            wanted=subject,
             turn=window.turn,
             now=kernel.clock(),
             pins=self._fixed(),
@@ -238,10 +238,10 @@ class Planner:
         window = self.kernel.window
         return frozenset(standing for call in window.awaited(patience) if (standing := window.stands(call)) is not None)
 
-    def _consult(self, cause: Cause, wanted: tuple[int, ...], *, waits: bool) -> Generator[Ask, Answer, bool]:
+    def _consult(self, cause: Cause, pages: tuple[int, ...], *, waits: bool) -> Generator[Ask, Answer, bool]:
         # A policy must not quote to a model what another segment has forgotten.
         self.kernel.check_current()
-        view = self.view(cause, wanted, self.background.look())
+        view = self.view(cause, pages, self.background.look())
         return (yield from self._consultation.hold(self.policy, view, waits=waits))
 
     def abandon(self) -> None:
@@ -252,10 +252,10 @@ class Planner:
                 Act.COMPACT, policy=self.name, cause=Cause.IDLE, why=purpose, outcome=Outcome.LATE, freed=0, moves=0
             )
 
-    def _page_system(self, wanted: tuple[int, ...]) -> None:
+    def _page_system(self, arrivals: tuple[int, ...]) -> None:
         """Pin head and tail of a leading system prompt that is too long to pin (law 3)."""
         kernel, window = self.kernel, self.kernel.window
-        for number in wanted:
+        for number in arrivals:
             page = window.pages[number]
             if (
                 page.role is not Role.SYSTEM
@@ -264,7 +264,7 @@ class Planner:
                 or page.kind is not Kind.TEXT
             ):
                 continue
-            if all(window.pages[before].role is Role.SYSTEM for before in range(1, number)) and self._shorten(
+            if all(window.pages[earlier].role is Role.SYSTEM for earlier in range(1, number)) and self._shorten(
                 page, kernel.capacity // 4
             ):
                 kernel.mark(Act.PIN, [window.last_derived], why="the system prompt is too long to pin whole")
@@ -287,11 +287,11 @@ class Planner:
         share. If it had to leave, it comes back when there is room again.
         """
         kernel, window = self.kernel, self.kernel.window
-        asked = [page for page in window.request if page not in window.pins and window.at(page) not in GONE]
-        whole = sum(map(window.cost, asked)) <= self._share()
-        for page in asked:
+        request = [page for page in window.request if page not in window.pins and window.at(page) not in GONE]
+        whole = sum(map(window.cost, request)) <= self._share()
+        for page in request:
             standing = window.stands_itself(page)
-            share = window.cost(page) if whole else self._share() // len(asked)
+            share = window.cost(page) if whole else self._share() // len(request)
             if standing is None:
                 share = min(share, max(kernel.capacity - kernel.use, 0))
             gone_on = kernel.excess and window.pages[page].message != window.turn
@@ -316,17 +316,17 @@ class Planner:
                 continue
             standing = window.stands(page)
             partial = not stays_whole(window.pages[page], sentences)
-            shown = standing is not None and shows(window.pages[standing], page, sentences)
-            needed = FRAME if partial else window.cost(page)
+            visible = standing is not None and shows(window.pages[standing], page, sentences)
+            tokens = FRAME if partial else window.cost(page)
             if standing == page and partial and kernel.excess:
-                point, before = kernel.savepoint(), kernel.use
-                if self._try(Fold((page,), keep=sentences, why=STAYS)) and kernel.use >= before:
+                point, old_use = kernel.savepoint(), kernel.use
+                if self._try(Fold((page,), keep=sentences, why=STAYS)) and kernel.use >= old_use:
                     kernel.undo(point)
-            elif not shown and kernel.use + needed <= kernel.capacity:
+            elif not visible and kernel.use + tokens <= kernel.capacity:
                 point = kernel.savepoint()
-                there = self._try(Load((page,), why=STAYS))
-                there = there and (not partial or self._try(Fold((page,), keep=sentences, why=STAYS)))
-                if not there or kernel.excess:
+                loaded = self._try(Load((page,), why=STAYS))
+                loaded = loaded and (not partial or self._try(Fold((page,), keep=sentences, why=STAYS)))
+                if not loaded or kernel.excess:
                     kernel.undo(point)
 
     def _repeat_standing(self) -> None:
@@ -344,8 +344,8 @@ class Planner:
             if behind > FAR:
                 break
         orders = [(page, spans) for page, spans in window.standing.items() if window.at(page) not in GONE and page != window.task]
-        needed = sum(excerpt_tokens(spans) for _, spans in orders)
-        if orders and behind > FAR and kernel.use + needed <= kernel.capacity:
+        tokens = sum(excerpt_tokens(spans) for _, spans in orders)
+        if orders and behind > FAR and kernel.use + tokens <= kernel.capacity:
             self._try(Bring(tuple(orders), why="standing orders, repeated"))
 
     def _share(self) -> int:
@@ -356,17 +356,17 @@ class Planner:
         """The capacity less pins, the provider's newest compaction, and one handle."""
         return self.kernel.capacity - sum(map(self.kernel.window.cost, self._pinned())) - self._handle
 
-    def _page_oversized(self, wanted: tuple[int, ...]) -> None:
+    def _page_oversized(self, arrivals: tuple[int, ...]) -> None:
         """Replace a message that cannot fit by its head and tail."""
         window = self.kernel.window
         room = self._room()
-        calls = [number for number in wanted if number in window.open and number not in window.pins]
+        calls = [number for number in arrivals if number in window.open and number not in window.pins]
         if sum(map(window.cost, calls)) > room:
             # None of them may leave before its result comes, so each gets its share.
             for number in calls:
                 if window.cost(number) > room // len(calls):
                     self._shorten(window.pages[number], room // (len(calls) + 1))
-        for number in wanted:
+        for number in arrivals:
             page = window.pages[number]
             if number not in window.pins and window.at(number) == Place.IN and page.tokens > room and not page.is_atomic:
                 self._shorten(page, room // 2)
@@ -383,13 +383,13 @@ class Planner:
             if not keep or budget < 2 * self._handle:
                 return False
             try:
-                made = self.kernel.carry(
+                excerpt = self.kernel.carry(
                     Fold(pages=(page.id,), keep=keep, why="larger than the window"), policy="kernel", cause=Cause.PRESSURE
                 )
             except KernelError:
                 self.kernel.undo(point)
                 return False
-            if made is not None and self.kernel.window.cost(made) <= tokens:
+            if excerpt is not None and self.kernel.window.cost(excerpt) <= tokens:
                 return True
             self.kernel.undo(point)
         return False
@@ -406,7 +406,7 @@ class Planner:
         # If not even an excerpt of the latest message fits its share, it is treated like any other page.
         small = sum(map(window.cost, window.held())) <= 2 * self._share()
         stays = self._fixed() if small else self._pinned().union(window.kept(), window.unread())
-        loop = window.loop(LEAST)
+        loop = window.loop(FORCED_PATIENCE)
         if all(window.pages[page].message != window.turn for page in loop):
             self._make_room(stays | loop)
         self._make_room(stays)
@@ -427,23 +427,25 @@ class Planner:
         messages came; then shorten or evict the newest pages."""
         window = self.kernel.window
         self._relieve(stays, PATIENCE)
-        self._relieve(stays, LEAST, window.open.keys() - window.awaited(LEAST))
+        self._relieve(stays, FORCED_PATIENCE, window.open.keys() - window.awaited(FORCED_PATIENCE))
         self._crowd_out(stays)
         for page in self.view(Cause.PRESSURE, ()).pages if self.kernel.excess else ():
             if self.kernel.excess and page.answers and page.id not in stays:
                 self._try(Evict(pages=(page.id,), why="over capacity"))
         self._drop_thinking(window.task)
         # Stubs leave with calls that nothing else keeps in the window.
-        self._relieve(stays, LEAST, {window.pages[stub].answers for stub in window.stubs})
+        self._relieve(stays, FORCED_PATIENCE, {window.pages[stub].answers for stub in window.stubs})
         self._crowd_out(stays)
 
-    def _drop_thinking(self, before: int) -> None:
+    def _drop_thinking(self, end: int) -> None:
         """Evict thinking before a page, message by message, as long as the window is over its capacity."""
         kernel, window = self.kernel, self.kernel.window
         for page in self.view(Cause.PRESSURE, ()).pages if kernel.excess else ():
-            if kernel.excess and page.kind is Kind.REASONING and page.id < before and window.at(page.id) == Place.IN:
+            if kernel.excess and page.kind is Kind.REASONING and page.id < end and window.at(page.id) == Place.IN:
                 together = map(window.pages.__getitem__, window.group(page.id))
-                thoughts = tuple(each.id for each in together if each.kind is Kind.REASONING and window.at(each.id) == Place.IN)
+                thoughts = tuple(
+                    member.id for member in together if member.kind is Kind.REASONING and window.at(member.id) == Place.IN
+                )
                 self._try(Evict(pages=thoughts, why="thinking that does not fit"))
 
     def _relieve(self, stays: Set[int], patience: int, calls: Set[int] | None = None) -> None:
@@ -457,7 +459,7 @@ class Planner:
         while kernel.excess:
             view = replace(self.view(Cause.PRESSURE, ()), pins=stays, open=self._open(patience))
             if calls is not None:
-                standing = {each for call in calls if (each := window.stands_itself(call)) is not None}
+                standing = {page for call in calls if (page := window.stands_itself(call)) is not None}
                 view = replace(view, pages=[page for page in view.pages if not standing.isdisjoint(window.group(page.id))])
             moves = fallback.plan(view)
             if isinstance(moves, Generator) or not moves:
@@ -471,16 +473,16 @@ class Planner:
         kernel = self.kernel
         if not kernel.excess:
             return
-        opened, tried = set(self._open(LEAST)), set[int]()
+        opened, tried = set(self._open(FORCED_PATIENCE)), set[int]()
         view = replace(self.view(Cause.PRESSURE, ()), pins=stays, open=opened)
         for page in view.pages:
             if not kernel.excess:
                 return
             if kernel.window.at(page.id) == Place.IN and page.id not in stays:
-                least = max(page.tokens - kernel.excess - self._handle, 3 * self._handle)
+                target = max(page.tokens - kernel.excess - self._handle, 3 * self._handle)
                 # A shorter excerpt of the user's latest message is better than none.
                 whole = kernel.window.pages[page.sources[0]] if page.depth and page.id in kernel.window.held() else page
-                if page.tokens <= least or not self._shorten(whole, least):
+                if page.tokens <= target or not self._shorten(whole, target):
                     self._evict(page, view, tried)
                 elif page.id in opened:
                     opened.add(kernel.window.stands(whole.id) or page.id)

@@ -62,11 +62,11 @@ class PlanCourse(msgspec.Struct):
     @property
     def figures(self) -> dict[str, int]:
         """The counts of all notes, added up."""
-        found: dict[str, int] = {}
+        figures: dict[str, int] = {}
         for note in self.notes:
             for name, count in note.figures.items():
-                found[name] = found.get(name, 0) + count
-        return found
+                figures[name] = figures.get(name, 0) + count
+        return figures
 
 
 def moves_of(
@@ -91,8 +91,8 @@ def moves_of(
         passes: errors that are not the policy's: they are raised.
     """
     try:
-        made = _guarded(plan)
-        moves = (yield from _answers(name, made, course, ask, at_once)) if isinstance(made, Generator) else made
+        planned = _guarded(plan)
+        moves = (yield from _answers(name, planned, course, ask, at_once)) if isinstance(planned, Generator) else planned
         if not isinstance(moves, list | tuple) or len(moves) > MOVES or not all(isinstance(move, kinds) for move in moves):
             raise SpecError(
                 f"a plan gave {_named(moves)}", advice=f"return a list of at most {MOVES} of the moves that it may return"
@@ -119,9 +119,9 @@ def _answers(
         effect = _checked(_guarded(lambda: next(plan)))
         for _ in range(EFFECTS):
             if isinstance(effect, Ask):
-                asked = time.monotonic()
+                start = time.monotonic()
                 answer = yield from ask(effect)
-                waited += time.monotonic() - asked
+                waited += time.monotonic() - start
             elif isinstance(effect, Note):
                 course.notes.append(effect)
                 answer = Answer(outcome=Outcome.DONE)

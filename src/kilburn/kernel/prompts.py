@@ -42,43 +42,45 @@ class Prompts:
         self._seen.difference_update(pages)
         self._shipped.clear()
 
-    def render(self, form: str, asked: Data | None = None) -> Prompt:
+    def render(self, form: str, origin: Data | None = None) -> Prompt:
         """The prompt, in a provider's form; its cost is recorded in the ledger, with what is known of who asked for it."""
         kernel = self._kernel
-        shown = items(kernel.window)
+        entries = items(kernel.window)
         if form == "messages" and kernel.window.compactions:
-            shown = behind_compaction(shown, kernel.window)
-        self._bring(shown)
-        prompt = render(transcript(shown, lambda page: self._parts[page.id], kernel.window, kernel.unsigned_to), form, kernel.use)
-        prompt.pages = tuple(page.id for _, page, instead in shown if page is not None and not instead)
+            entries = behind_compaction(entries, kernel.window)
+        self._bring(entries)
+        prompt = render(
+            transcript(entries, lambda page: self._parts[page.id], kernel.window, kernel.unsigned_to), form, kernel.use
+        )
+        prompt.pages = tuple(page.id for _, page, instead in entries if page is not None and not instead)
         if not kernel.backend.readonly:
-            self._ship(shown, asked or {})
+            self._ship(entries, origin or {})
         return prompt
 
-    def render_once(self, form: str, asked: Data | None = None) -> Prompt:
+    def render_once(self, form: str, origin: Data | None = None) -> Prompt:
         """The prompt of a window that is about to be undone."""
         try:
-            return self.render(form, asked)
+            return self.render(form, origin)
         finally:
             self._parts.clear()
 
-    def sent_whole(self, asked: Data) -> None:
+    def sent_whole(self, origin: Data) -> None:
         """Record a prompt that was sent without being rendered, because nothing has ever left the window."""
         self._whole = self._kernel.window.last
-        self._record(asked, {"again": 0})
+        self._record(origin, {"again": 0})
 
-    def _bring(self, shown: list[Item]) -> None:
+    def _bring(self, entries: list[Item]) -> None:
         """Cache the parts of all visible pages, and remove others if there are many."""
         kernel = self._kernel
-        fresh = [page for _, page, instead in shown if page is not None and not instead and page.id not in self._parts]
+        fresh = [page for _, page, instead in entries if page is not None and not instead and page.id not in self._parts]
         kernel.contents.fetch(digest for page in fresh for digest in (page.digest, page.extra))
         for page in fresh:
             self._parts[page.id] = part_of(page, kernel.contents.get(page.digest), kernel.contents.get(page.extra))
-        if len(self._parts) > 2 * len(shown) + 64:
-            kept = {page.id for _, page, _ in shown if page is not None}
-            self._parts = {number: part for number, part in self._parts.items() if number in kept}
+        if len(self._parts) > 2 * len(entries) + 64:
+            visible = {page.id for _, page, _ in entries if page is not None}
+            self._parts = {number: part for number, part in self._parts.items() if number in visible}
 
-    def _ship(self, shown: list[Item], asked: Data) -> None:
+    def _ship(self, entries: list[Item], origin: Data) -> None:
         """Record what this prompt costs: all of it, and what an engine must process again after the first difference."""
         kernel = self._kernel
         if self._whole:
@@ -86,28 +88,28 @@ class Prompts:
             self._shipped = pieces(kernel.window, [((*page.order, page.id), page, "") for page in pages])
             self._seen.update(page.id for page in pages)
             self._whole = 0
-        now = pieces(kernel.window, shown)
-        same = in_common(self._shipped, now)
-        again = sum(
+        current = pieces(kernel.window, entries)
+        same = in_common(self._shipped, current)
+        repeated = sum(
             cost
-            for (_, page, _), (_, cost) in zip(shown[same:], now[same:], strict=True)
+            for (_, page, _), (_, cost) in zip(entries[same:], current[same:], strict=True)
             if page is not None and self._was_shipped(page)
         )
-        cost: Data = {"again": again}
+        cost: Data = {"again": repeated}
         if self._shipped:
-            cost["fresh"] = sum(tokens for _, tokens in now[same:]) - again
-        self._seen.update(page.id for _, page, _ in shown if page is not None)
-        self._shipped = now
-        self._record(asked, cost)
+            cost["fresh"] = sum(tokens for _, tokens in current[same:]) - repeated
+        self._seen.update(page.id for _, page, _ in entries if page is not None)
+        self._shipped = current
+        self._record(origin, cost)
 
-    def _record(self, asked: Data, cost: Data) -> None:
+    def _record(self, origin: Data, cost: Data) -> None:
         kernel = self._kernel
         budget, room = kernel.budget, kernel.capacity
         cost["window"] = room
         if budget.window != room:
             cost["whole"], cost["beside"] = budget.window, budget.reserve + budget.overhead
-        said: Data = {**cost, **asked}
-        kernel.observe(Act.SHIP, cause=Cause.IDLE, **said)
+        data: Data = {**cost, **origin}
+        kernel.observe(Act.SHIP, cause=Cause.IDLE, **data)
 
     def _was_shipped(self, page: Page) -> bool:
         """Whether a page was in an earlier prompt, itself or, of a derived page, any of its sources."""
@@ -118,9 +120,9 @@ Piece = tuple[tuple[tuple[int, int, int], int, str], int]
 """One thing in a prompt: its place, its page or 0, the text in place of the page's own; and what it costs."""
 
 
-def pieces(window: WindowState, shown: Sequence[Item]) -> list[Piece]:
+def pieces(window: WindowState, entries: Sequence[Item]) -> list[Piece]:
     """What is in a prompt, in order, with the tokens of each."""
-    return [((key, 0 if page is None else page.id, instead), _cost_of(window, page, instead)) for key, page, instead in shown]
+    return [((key, 0 if page is None else page.id, instead), _cost_of(window, page, instead)) for key, page, instead in entries]
 
 
 def _cost_of(window: WindowState, page: Page | None, instead: str) -> int:
@@ -131,8 +133,8 @@ def _cost_of(window: WindowState, page: Page | None, instead: str) -> int:
 
 def in_common(old: Sequence[object], new: Sequence[object]) -> int:
     """How many pieces two prompts have in common at their beginning."""
-    both = enumerate(zip(old, new, strict=False))
-    return next((at for at, (one, other) in both if one != other), min(len(old), len(new)))
+    pairs = enumerate(zip(old, new, strict=False))
+    return next((at for at, (left_piece, right_piece) in pairs if left_piece != right_piece), min(len(old), len(new)))
 
 
 class Snapshot(NamedTuple):
@@ -150,12 +152,12 @@ def snapshot(window: WindowState) -> Snapshot:
 def difference(earlier: Snapshot, later: Snapshot) -> Difference:
     """How a prompt differs from an earlier one of the same session."""
     old, new = earlier.pieces, later.pieces
-    before, after = ({page: instead for (_, page, instead), _ in some if page} for some in (old, new))
+    old_texts, new_texts = ({page: instead for (_, page, instead), _ in prompt if page} for prompt in (old, new))
     return Difference(
         before=earlier.use,
         after=later.use,
         kept=sum(cost for _, cost in new[: in_common(old, new)]),
-        left=ranges(before.keys() - after.keys()),
-        came=ranges(after.keys() - before.keys()),
-        changed=ranges(page for page in before.keys() & after.keys() if before[page] != after[page]),
+        left=ranges(old_texts.keys() - new_texts.keys()),
+        came=ranges(new_texts.keys() - old_texts.keys()),
+        changed=ranges(page for page in old_texts.keys() & new_texts.keys() if old_texts[page] != new_texts[page]),
     )

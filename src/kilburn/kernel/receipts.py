@@ -91,33 +91,33 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     changed: tuple[str, ...] = ()
 
 
-def receipts(events: Iterable[Event], before: int = 0) -> Iterator[Receipt]:
+def receipts(events: Iterable[Event], use: int = 0) -> Iterator[Receipt]:
     """The receipts of a ledger, oldest first; or of a part of it that begins with no move.
 
     Args:
-        before: tokens in the window before the first of these events.
+        use: tokens in the window before the first of these events.
     """
     moves: list[Event] = []
     for event in events:
         if event.act in MOVES:
             if moves and (event.policy == "user" or _whose(moves[-1]) != _whose(event)):
-                yield _receipt(moves, moves[-1], before)
-                before, moves = moves[-1].tokens, []
+                yield _receipt(moves, moves[-1], use)
+                use, moves = moves[-1].tokens, []
             moves.append(event)
             continue
         if event.act is Act.COMPACT:
             if moves and moves[-1].policy != event.policy:
                 # The kernel cut what cannot fit before it asked the policy.
-                yield _receipt(moves, moves[-1], before)
+                yield _receipt(moves, moves[-1], use)
                 moves = []
-            yield _receipt(moves, event, before)
+            yield _receipt(moves, event, use)
             moves = []
         elif moves and event.act is not Act.REFUSE:
-            yield _receipt(moves, moves[-1], before)
+            yield _receipt(moves, moves[-1], use)
             moves = []
-        before = event.tokens
+        use = event.tokens
     if moves:
-        yield _receipt(moves, moves[-1], before)
+        yield _receipt(moves, moves[-1], use)
 
 
 def _whose(event: Event) -> tuple[str, str, int]:
@@ -125,15 +125,15 @@ def _whose(event: Event) -> tuple[str, str, int]:
     return event.policy, event.cause, event.turn
 
 
-def _receipt(moves: list[Event], last: Event, before: int) -> Receipt:
+def _receipt(moves: list[Event], last: Event, use: int) -> Receipt:
     """The receipt of some moves, up to their COMPACT event, or the last of them if there is none."""
-    left = {page for event in moves for page in event.pages if event.act is not Act.LOAD and not _is_copy(event)}
+    leaving = {page for event in moves for page in event.pages if event.act is not Act.LOAD and not _is_copy(event)}
     back = {page for event in moves for page in event.pages if event.act is Act.LOAD}
     data: Mapping[str, Any] = last.data if last.act is Act.COMPACT else {}
     why = [event.why for event in [*moves, last] if event.why]
     freed = data.get("freed")
     if not isinstance(freed, int):
-        freed = before - last.tokens
+        freed = use - last.tokens
     return Receipt(
         turn=last.turn,
         time=last.time,
@@ -141,7 +141,7 @@ def _receipt(moves: list[Event], last: Event, before: int) -> Receipt:
         cause=last.cause,
         outcome=_outcome_of(data),
         why="; ".join(dict.fromkeys(why)),
-        left=ranges(left),
+        left=ranges(leaving),
         folds=tuple(address_of(event.data["fold"]) for event in moves if "fold" in event.data and not _is_copy(event)),
         brought=tuple(address_of(event.data["fold"]) for event in moves if _is_copy(event)),
         back=ranges(back),
@@ -166,11 +166,11 @@ def newest_moves(events: Sequence[Event]) -> tuple[Receipt | None, set[int], set
         moves = [event for event in events[receipt.events[0] - 1 : receipt.events[1]] if event.act in MOVES]
         if not moves or receipt.events[1] in undone or any("undoes" in event.data for event in moves):
             continue
-        moved = {page for event in moves for page in _moved_by(event)}
+        moved_pages = {page for event in moves for page in _moved_by(event)}
         if (receipt.policy, receipt.cause) != ("kernel", "admit"):
-            return receipt, moved, since
+            return receipt, moved_pages, since
         # A late result brought its call back, or left with it.
-        since |= moved
+        since |= moved_pages
     return None, set(), since
 
 
@@ -200,11 +200,11 @@ def _outcome_of(data: Mapping[str, Any]) -> Outcome | str:
 
 def ranges(pages: Iterable[int]) -> tuple[str, ...]:
     """Addresses of pages, with neighbours joined into ranges."""
-    found: list[tuple[int, int]] = []
+    spans: list[tuple[int, int]] = []
     for page in sorted(pages):
-        first, last = found[-1] if found else (0, 0)
+        first, last = spans[-1] if spans else (0, 0)
         if page > 1 and first > 0 and page == last + 1:
-            found[-1] = first, page
+            spans[-1] = first, page
         else:
-            found.append((page, page))
-    return tuple(span_of(first, last) if first < last else address_of(last) for first, last in found)
+            spans.append((page, page))
+    return tuple(span_of(first, last) if first < last else address_of(last) for first, last in spans)

@@ -11,14 +11,12 @@ from typing import Any
 
 import msgspec
 
-from kilburn.errors import EmptyPrompt, SpecError
+from kilburn.errors import EmptyPrompt
+from kilburn.kernel.capabilities import capabilities
 from kilburn.kernel.folding import shown_part
 from kilburn.kernel.window import PENDING, WindowState
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.page import Page, searchable_words
-from kilburn.tokens.media import readable_text
-from kilburn.wire import chat
-from kilburn.wire import messages as anthropic
 from kilburn.wire.sent import unsigned
 
 __all__ = ["Prompt"]
@@ -60,34 +58,34 @@ def to_send(prompt: Prompt) -> Prompt:
 
 def items(window: WindowState) -> list[Item]:
     """Everything in the prompt, in order."""
-    shown: list[Item] = [
+    entries: list[Item] = [
         ((*page.order, page.id), page, window.stub(page.id) if page.id in window.stubs else "") for page in window.visible()
     ]
-    shown += [((gap[0], 0, gap[0]), None, window.handle(gap)) for gap in window.gaps]
-    shown.sort(key=lambda item: item[0])
-    return shown
+    entries += [((gap[0], 0, gap[0]), None, window.handle(gap)) for gap in window.gaps]
+    entries.sort(key=lambda item: item[0])
+    return entries
 
 
-def behind_compaction(shown: list[Item], window: WindowState) -> list[Item]:
+def behind_compaction(entries: list[Item], window: WindowState) -> list[Item]:
     """Return the items with pins, folds and handles from before Anthropic's newest compaction right behind it: the provider
     ignores whatever stands before it. What the client said there stays, as the compaction stands for it."""
-    place = next((at for at, (_, page, _) in enumerate(shown) if page is not None and page.id == window.compaction), None)
+    place = next((at for at, (_, page, _) in enumerate(entries) if page is not None and page.id == window.compaction), None)
     if place is None:
-        return shown
+        return entries
     pinned = {member for page in window.pins for member in (page, *window.group(page))}
-    moved: list[Item] = []
+    carried: list[Item] = []
     stay: list[Item] = []
-    for item in shown[:place]:
+    for item in entries[:place]:
         page = item[1]
         moves = page is None or ((page.id in pinned or page.id < 0) and page.role is not Role.SYSTEM)
-        (moved if moves else stay).append(item)
-    return [*stay, shown[place], *moved, *shown[place + 1 :]]
+        (carried if moves else stay).append(item)
+    return [*stay, entries[place], *carried, *entries[place + 1 :]]
 
 
 def part_of(page: Page, text: str, extra: str) -> tuple[Part, str | None]:
     """The part that a page came from, and its message's leftovers if it was the first part."""
-    kept: dict[str, str] = msgspec.json.decode(extra) if extra else {}
-    return Part(kind=page.kind, text=text, call=page.call, name=page.name, extra=kept.get("part")), kept.get("message")
+    leftovers: dict[str, str] = msgspec.json.decode(extra) if extra else {}
+    return Part(kind=page.kind, text=text, call=page.call, name=page.name, extra=leftovers.get("part")), leftovers.get("message")
 
 
 def readable(page: Page, text: str, extra: str) -> str:
@@ -99,47 +97,47 @@ def readable(page: Page, text: str, extra: str) -> str:
     """
     if not page.is_atomic:
         return text
-    words = readable_text(text) if page.kind is Kind.OPAQUE else ""
+    words = capabilities.attachments.readable_text(text) if page.kind is Kind.OPAQUE else ""
     return searchable_words(extra) or (f"[{page.label}]\n{words}" if words else f"[{page.label}]")
 
 
 def transcript(
-    there: list[Item], part: Callable[[Page], tuple[Part, str | None]], window: WindowState, unsigned_to: int = 0
+    entries: list[Item], part: Callable[[Page], tuple[Part, str | None]], window: WindowState, unsigned_to: int = 0
 ) -> list[Message]:
     """The prompt as neutral messages: parts of one message joined again, every call with a result.
 
     A result that came late, and stands further down, is put after its call by the wire form.
 
     Args:
-        there: the window's items.
+        entries: the window's items.
         unsigned_to: the last page whose reasoning and signatures are left out.
     """
-    made: list[Message] = []
-    answered = {page.call for _, page, _ in there if page is not None and page.role is Role.TOOL}
+    messages: list[Message] = []
+    answered = {page.call for _, page, _ in entries if page is not None and page.role is Role.TOOL}
     key: tuple[Role, int] | None = None
-    for _, page, instead in there:
+    for _, page, instead in entries:
         if instead and page is not None and page.kind is not Kind.RESULT:
             continue  # something attached to a result whose call stays: the result's own handle is enough
-        shown, leftovers = _shown(page, instead, part, window)
+        content, leftovers = _shown(page, instead, part, window)
         if page is not None and page.role is Role.ASSISTANT and page.id <= unsigned_to:
             if page.kind is Kind.REASONING:
                 continue
-            shown, leftovers = msgspec.structs.replace(shown, extra=unsigned(shown.extra)), unsigned(leftovers)
+            content, leftovers = msgspec.structs.replace(content, extra=unsigned(content.extra)), unsigned(leftovers)
         role = Role.USER if page is None else page.role
         if page is not None and page.message and key == (role, page.message):
-            known = made[-1]
-            made[-1] = msgspec.structs.replace(known, parts=(*known.parts, shown), extra=known.extra or leftovers)
+            last = messages[-1]
+            messages[-1] = msgspec.structs.replace(last, parts=(*last.parts, content), extra=last.extra or leftovers)
         else:
-            made.extend(_pending(made, answered))
-            made.append(Message(role=role, parts=(shown,), extra=leftovers))
+            messages.extend(_pending(messages, answered))
+            messages.append(Message(role=role, parts=(content,), extra=leftovers))
         key = None if page is None else (role, page.message)
-    made.extend(_pending(made, answered))
-    return made
+    messages.extend(_pending(messages, answered))
+    return messages
 
 
-def _pending(made: list[Message], answered: set[str | None]) -> list[Message]:
+def _pending(messages: list[Message], answered: set[str | None]) -> list[Message]:
     """`[no result]` for the last message's calls without a result in the prompt."""
-    parts = made[-1].parts if made else ()
+    parts = messages[-1].parts if messages else ()
     calls = [part.call for part in parts if part.kind is Kind.CALL and part.call not in answered]
     return [Message(role=Role.TOOL, parts=(Part(kind=Kind.RESULT, text=PENDING, call=call),)) for call in calls]
 
@@ -151,22 +149,17 @@ def _shown(
         return Part(kind=Kind.TEXT, text=instead), None
     if instead:
         return Part(kind=page.kind, text=instead, call=page.call, name=page.name), None
-    own, leftovers = part(page)
+    content, leftovers = part(page)
     if page.kind not in (Kind.FOLD, Kind.EXCERPT):
-        return own, leftovers
-    return shown_part(page, own.text, window.pages), leftovers
+        return content, leftovers
+    return shown_part(page, content.text, window.pages), leftovers
 
 
 def render(messages: list[Message], form: str, tokens: int) -> Prompt:
-    """The provider's form of a transcript.
+    """Return a transcript in a provider's form.
 
     Raises:
         SpecError: no such form.
     """
-    if form in ("chat", "responses"):
-        # Items of OpenAI's responses are written from messages of the chat form.
-        return Prompt(chat.render(messages, apart=form == "responses"), system=None, tokens=tokens, form=form)
-    if form == "messages":
-        system, rendered = anthropic.render(messages)
-        return Prompt(rendered, system=system, tokens=tokens, form=form)
-    raise SpecError(f"no format {form!r}", advice='use "chat" (OpenAI) or "messages" (Anthropic)')
+    system, rendered = capabilities.forms.render(messages, form)
+    return Prompt(rendered, system=system, tokens=tokens, form=form)

@@ -21,10 +21,10 @@ from kilburn.kernel.render import part_of
 from kilburn.kernel.window import WindowState
 from kilburn.page import Page
 
-READ = 500
+CHUNK_PAGES = 500
 """Pages whose texts are read at a time."""
 
-MANY = 256
+PAGES_PER_STEP = 256
 """Pages that one event moves in the time of an event that moves none."""
 
 SENSELESS = (LookupError, ValueError, TypeError, ArithmeticError, AttributeError)
@@ -48,8 +48,10 @@ class Rebuilt(NamedTuple):
 
 def work_of(events: Iterable[Event]) -> int:
     """What it takes to replay events, in events that move no page."""
-    moved = (sum(map(len, event.data["to"].values())) if "to" in event.data and event.act in STATE else 0 for event in events)
-    return sum(1 + many // MANY for many in moved)
+    page_counts = (
+        sum(map(len, event.data["to"].values())) if "to" in event.data and event.act in STATE else 0 for event in events
+    )
+    return sum(1 + count // PAGES_PER_STEP for count in page_counts)
 
 
 def lineage_of(backend: Backend, number: int) -> Lineage:
@@ -127,13 +129,13 @@ def last_of(backend: Backend, segment: int, turn: int, head: int) -> int:
     low, high = 0, head
     while low < high:
         middle = (low + high + 1) // 2
-        found = next(iter(backend.events(segment, middle - 1)), None)
-        low, high = (middle, high) if found is not None and found.turn <= turn else (low, middle - 1)
+        event = next(iter(backend.events(segment, middle - 1)), None)
+        low, high = (middle, high) if event is not None and event.turn <= turn else (low, middle - 1)
     return low
 
 
 def steps(
-    backend: Backend, info: SegmentInfo, counter: Counter, after: int, until: int, begin: tuple[int, bytes] | None = None
+    backend: Backend, info: SegmentInfo, counter: Counter, start: int, until: int, begin: tuple[int, bytes] | None = None
 ) -> Iterator[tuple[Event, WindowState]]:
     """The events of a session after `after` up to `until`, each with the window that it left: the same object each time, which
     the next step changes.
@@ -145,21 +147,21 @@ def steps(
         StoreCorrupt: see `rebuild`.
     """
     lineage = lineage_of(backend, info.number)
-    made = _restored(backend, lineage, counter, begin) if begin is not None else None
+    rebuilt = _restored(backend, lineage, counter, begin) if begin is not None else None
     # Of a branch the first event says what it inherits.
-    made = made or rebuild(backend, info, counter, until=max(1, after) if lineage.shares else after)
-    ledger = islice(backend.events(info.number, made.head), max(0, until - made.head))
-    while events := list(islice(ledger, READ)):
+    rebuilt = rebuilt or rebuild(backend, info, counter, until=max(1, start) if lineage.shares else start)
+    ledger = islice(backend.events(info.number, rebuilt.head), max(0, until - rebuilt.head))
+    while events := list(islice(ledger, CHUNK_PAGES)):
         pages = _pages_of(backend, info, events)
         for event in events:
             try:
-                made.window.enact(event, pages)
+                rebuilt.window.enact(event, pages)
             except (KilburnError, *SENSELESS) as error:
-                what = f"event {event.number} of session {info.name!r} ({event.act}) makes no sense"
-                raise StoreCorrupt(what, advice="run `kilburn fsck`") from error
-            made.window.keep()
-            if event.number > after:
-                yield event, made.window
+                message = f"event {event.number} of session {info.name!r} ({event.act}) makes no sense"
+                raise StoreCorrupt(message, advice="run `kilburn fsck`") from error
+            rebuilt.window.keep()
+            if event.number > start:
+                yield event, rebuilt.window
 
 
 def _window(backend: Backend, lineage: Lineage, counter: Counter) -> WindowState:
@@ -167,12 +169,12 @@ def _window(backend: Backend, lineage: Lineage, counter: Counter) -> WindowState
     return WindowState(counter, PagesById(reader_of(backend, lineage)), Calls(finder_of(backend, lineage)))
 
 
-def _restored(backend: Backend, lineage: Lineage, counter: Counter, found: tuple[int, bytes] | None) -> Rebuilt | None:
+def _restored(backend: Backend, lineage: Lineage, counter: Counter, checkpoint: tuple[int, bytes] | None) -> Rebuilt | None:
     """The state of a checkpoint; None where there is none, or it cannot be used."""
-    if found is None:
+    if checkpoint is None:
         return None
     window, ledger, usage = _window(backend, lineage, counter), Ledger(), Usage(counter)
-    return Rebuilt(window, ledger, usage, found[0], lineage) if restore(found[1], window, ledger, usage) else None
+    return Rebuilt(window, ledger, usage, checkpoint[0], lineage) if restore(checkpoint[1], window, ledger, usage) else None
 
 
 def _inherited(
@@ -196,8 +198,8 @@ def _inherited(
 
 def _pages_of(backend: Backend, info: SegmentInfo, events: Iterable[Event]) -> dict[int, Page]:
     """The pages that came with some events, in one query; others are read when they are needed."""
-    named = {page for event in events for page in made_by(event)}
-    return {page: row[0] for (_, page), row in backend.read((info.number, page) for page in named).items()}
+    numbers = {page for event in events for page in made_by(event)}
+    return {page: row[0] for (_, page), row in backend.read((info.number, page) for page in numbers).items()}
 
 
 def made_by(event: Event) -> Iterable[int]:
@@ -213,13 +215,13 @@ def _foreign(events: Sequence[Event], counter: Counter, tokenizer: str) -> set[i
     Args:
         tokenizer: the name of the counter before these events; "" for none.
     """
-    found = set[int]()
+    foreign = set[int]()
     for event in events:
         if event.act is Act.NOTE:
             tokenizer = str(event.data.get("tokenizer", tokenizer))
         elif tokenizer not in ("", counter.name):
-            found.update(event.pages if event.act is Act.ADMIT else [event.data["fold"]] if "fold" in event.data else ())
-    return found
+            foreign.update(event.pages if event.act is Act.ADMIT else [event.data["fold"]] if "fold" in event.data else ())
+    return foreign
 
 
 def _readable(backend: Backend, digests: Set[str]) -> dict[str, str]:
@@ -238,10 +240,10 @@ def _costs(backend: Backend, pages: Mapping[int, Page], foreign: Set[int], count
     """What pages cost by another counter than the one under which they were made. Forgotten pages have no text, and one whose
     text is damaged keeps its cost: whoever reads it is told."""
     costs: dict[int, int] = {}
-    kept = [pages[number] for number in sorted(foreign) if number in pages and pages[number].digest]
-    for some in (kept[at : at + READ] for at in range(0, len(kept), READ)):
-        texts = {"": ""} | _readable(backend, {digest for page in some for digest in (page.digest, page.extra) if digest})
-        for page in some:
+    readable = [pages[number] for number in sorted(foreign) if number in pages and pages[number].digest]
+    for chunk in (readable[at : at + CHUNK_PAGES] for at in range(0, len(readable), CHUNK_PAGES)):
+        texts = {"": ""} | _readable(backend, {digest for page in chunk for digest in (page.digest, page.extra) if digest})
+        for page in chunk:
             if page.digest not in texts or page.extra not in texts:
                 continue
             part, leftovers = part_of(page, texts[page.digest], texts[page.extra])

@@ -28,7 +28,7 @@ from kilburn.errors import KilburnError, SpecError
 __all__ = ["resolve"]
 
 
-LONGEST = 10_000
+MAX_SPEC_CHARS = 10_000
 """Characters of a spec."""
 
 
@@ -64,8 +64,8 @@ def resolve(kind: str, spec: Any, *, foreign: bool = True) -> Any:
     # A path is not a name in Python's grammar, so a name takes its place while the arguments are read.
     stand_in = target.replace("-", "_") if ":" not in target and "." not in target else "path"
     node = _parsed(f"{stand_in}{bracket}{call}", spec)
-    named = node.func if isinstance(node, ast.Call) else node
-    if not isinstance(named, ast.Name) or named.id != stand_in:
+    target_node = node.func if isinstance(node, ast.Call) else node
+    if not isinstance(target_node, ast.Name) or target_node.id != stand_in:
         raise SpecError(f"{_short(spec)} is not a spec", advice="write name, name(key=value), or pkg.mod:Name")
     return _build(kind, node, spec, target, foreign)
 
@@ -81,89 +81,91 @@ def _verbs_of(kind: str) -> dict[str, int]:
     calls `KIND` says it; of an abstract class, its abstract methods."""
     protocol = importlib.import_module(_home(kind)).KIND
     abstract = getattr(protocol, "__abstractmethods__", ())
-    found = {}
+    verbs = {}
     for name, method in vars(protocol).items():
         if inspect.isfunction(method) and (name in abstract if abstract else not name.startswith("_")):
-            given = list(inspect.signature(method).parameters.values())[1:]
-            found[name] = sum(
-                one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) for one in given
+            parameters = list(inspect.signature(method).parameters.values())[1:]
+            verbs[name] = sum(
+                parameter.default is parameter.empty
+                and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+                for parameter in parameters
             )
-    return found
+    return verbs
 
 
 def _parsed(text: str, spec: str) -> ast.expr:
-    what = f"more than {LONGEST:,} characters"
-    if len(text) <= LONGEST:
+    problem = f"more than {MAX_SPEC_CHARS:,} characters"
+    if len(text) <= MAX_SPEC_CHARS:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # Python's warnings about code do not apply to a spec
                 return ast.parse(text, mode="eval").body
         except SyntaxError as error:
-            what = error.msg
+            problem = error.msg
         except (ValueError, RecursionError, MemoryError) as error:
-            what = str(error) or "nested too deep"
-    raise SpecError(f"{_short(spec)} is not a spec: {what}", advice="write name, name(key=value), or pkg.mod:Name")
+            problem = str(error) or "nested too deep"
+    raise SpecError(f"{_short(spec)} is not a spec: {problem}", advice="write name, name(key=value), or pkg.mod:Name")
 
 
 def _build(kind: str, node: ast.expr, spec: str, name: str, foreign: bool) -> Any:
     positional: list[Any] = []
-    named: dict[str, Any] = {}
+    keywords: dict[str, Any] = {}
     if isinstance(node, ast.Call):
         positional = [_argument(kind, argument, spec, foreign) for argument in node.args]
-        named = {keyword.arg: _argument(kind, keyword.value, spec, foreign) for keyword in node.keywords if keyword.arg}
-        if len(named) != len(node.keywords):
+        keywords = {keyword.arg: _argument(kind, keyword.value, spec, foreign) for keyword in node.keywords if keyword.arg}
+        if len(keywords) != len(node.keywords):
             raise SpecError(f"{_short(spec)} unpacks arguments", advice="write every argument out")
-    made = locate(kind, name, foreign=foreign)
-    if made is None:
+    cls = locate(kind, name, foreign=foreign)
+    if cls is None:
         hint = f"a provider's model is chat({_short(name)}) or messages({_short(name)})" if kind == "models" else ""
-        known = f"known: {', '.join(names(kind))}; {hint or 'or give pkg.mod:Name'}"
-        raise SpecError(f"no {kind} named {_short(name)}", advice=known)
-    _check_arguments(made, positional, named, spec, name)
+        listing = f"known: {', '.join(names(kind))}; {hint or 'or give pkg.mod:Name'}"
+        raise SpecError(f"no {kind} named {_short(name)}", advice=listing)
+    _check_arguments(cls, positional, keywords, spec, name)
     try:
-        return made(*positional, **named)
+        return cls(*positional, **keywords)
     except KilburnError:
         raise
     except Exception as error:
-        raise SpecError(f"{_short(spec)}: {error}", advice=_takes_what(made, name)) from error
+        raise SpecError(f"{_short(spec)}: {error}", advice=_takes_what(cls, name)) from error
 
 
-def _check_arguments(made: type, positional: list[Any], named: dict[str, Any], spec: str, name: str) -> None:
+def _check_arguments(cls: type, positional: list[Any], keywords: dict[str, Any], spec: str, name: str) -> None:
     """Check arguments against what a class annotates.
 
     Raises:
         SpecError: one that it does not have, or lacks, or of another type.
     """
     try:
-        signature = inspect.signature(made)
-        hints = typing.get_type_hints(made.__init__)  # type: ignore[misc]
+        signature = inspect.signature(cls)
+        hints = typing.get_type_hints(cls.__init__)  # type: ignore[misc]
     except (TypeError, ValueError, NameError, AttributeError):
         return  # a foreign class need not say what it takes
     try:
-        given = signature.bind(*positional, **named).arguments
+        arguments = signature.bind(*positional, **keywords).arguments
     except TypeError as error:
-        raise SpecError(f"{_short(spec)}: {error}", advice=_takes_what(made, name)) from None
-    for key, value in given.items():
+        raise SpecError(f"{_short(spec)}: {error}", advice=_takes_what(cls, name)) from None
+    for key, value in arguments.items():
         parameter = signature.parameters[key]
         if parameter.kind is parameter.VAR_KEYWORD:
             value = tuple(value.values())
         several = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        for one in value if several else (value,):
-            if not _is_a(one, hints.get(key, Any)):
-                wanted = _annotation(parameter)
-                raise SpecError(f"{_short(spec)}: {key} is {wanted}, not {_short(one)}", advice=_takes_what(made, name))
+        for item in value if several else (value,):
+            if not _is_a(item, hints.get(key, Any)):
+                annotation = _annotation(parameter)
+                raise SpecError(f"{_short(spec)}: {key} is {annotation}, not {_short(item)}", advice=_takes_what(cls, name))
 
 
-def _takes_what(made: type, name: str) -> str:
+def _takes_what(cls: type, name: str) -> str:
     """What a class takes, as a sentence."""
     try:
-        parameters = inspect.signature(made).parameters.values()
+        parameters = inspect.signature(cls).parameters.values()
     except (TypeError, ValueError):
         return f"see the arguments of {_short(name)}"
-    told = []
-    for one in parameters:
-        kind, usual = _annotation(one), "" if one.default is one.empty else f" = {one.default!r}"
-        told.append(one.name + (f": {kind}" if kind else "") + usual)
-    return f"{name} takes {', '.join(told) or 'no arguments'}"
+    descriptions = []
+    for parameter in parameters:
+        kind, usual = _annotation(parameter), "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
+        descriptions.append(parameter.name + (f": {kind}" if kind else "") + usual)
+    return f"{name} takes {', '.join(descriptions) or 'no arguments'}"
 
 
 def _annotation(parameter: inspect.Parameter) -> str:
@@ -180,9 +182,9 @@ def _is_a(value: Any, hint: Any) -> bool:
     if kind is typing.Annotated:
         return _is_a(value, inner[0])
     if kind in (typing.Union, types.UnionType):
-        return any(_is_a(value, each) for each in inner)
+        return any(_is_a(value, item) for item in inner)
     if kind is typing.Literal:
-        return any(type(value) is type(each) and value == each for each in inner)
+        return any(type(value) is type(item) and value == item for item in inner)
     if not isinstance(kind, type):
         return True
     if kind in (int, float):
@@ -190,14 +192,14 @@ def _is_a(value: Any, hint: Any) -> bool:
         fits = isinstance(value, int | float if kind is float else int) and not isinstance(value, bool)
         return fits and (isinstance(value, int) or math.isfinite(value))
     if getattr(kind, "_is_protocol", False):
-        return all(hasattr(value, each) for each in vars(kind) if not each.startswith("_"))
+        return all(hasattr(value, item) for item in vars(kind) if not item.startswith("_"))
     if not isinstance(value, kind) or (origin is not None and isinstance(value, str)):
         return False  # a text is no list of texts
     if isinstance(value, Mapping):
-        parts = [(key, inner[0]) for key in value] + [(each, inner[1]) for each in value.values()] if inner else []
+        parts = [(key, inner[0]) for key in value] + [(item, inner[1]) for item in value.values()] if inner else []
     else:
-        parts = [(each, inner[0]) for each in value] if inner and isinstance(value, list | tuple | set | frozenset) else []
-    return all(_is_a(each, what) for each, what in parts)
+        parts = [(item, inner[0]) for item in value] if inner and isinstance(value, list | tuple | set | frozenset) else []
+    return all(_is_a(item, item_hint) for item, item_hint in parts)
 
 
 def _argument(kind: str, node: ast.expr, spec: str, foreign: bool) -> Any:
@@ -226,9 +228,9 @@ def locate(kind: str, name: str, *, foreign: bool = True) -> Any:
     """
     if ":" in name:
         return _foreign(kind, name, foreign)
-    found = _class_of(kind, name)
-    if found is not None or not foreign:
-        return found
+    cls = _class_of(kind, name)
+    if cls is not None or not foreign:
+        return cls
     from importlib.metadata import entry_points  # slow to import, and seldom needed
 
     for point in entry_points(group=_home(kind)):
@@ -244,27 +246,29 @@ def _foreign(kind: str, path: str, allowed: bool) -> type:
     if not attribute.isidentifier() or not all(piece.isidentifier() for piece in module.split(".")):
         raise SpecError(f"{_short(path)} is no path of a class", advice="write pkg.mod:Name")
     try:
-        found = getattr(importlib.import_module(module), attribute, None)
+        cls = getattr(importlib.import_module(module), attribute, None)
     except (Exception, SystemExit) as error:
         raise SpecError(f"cannot import {_short(module)}: {error}", advice="is it installed, and on the path?") from error
-    if not isinstance(found, type) or not _is_of(kind, found):
+    if not isinstance(cls, type) or not _is_of(kind, cls):
         raise SpecError(f"{_short(path)} is no class of {kind}: those have {_named(kind)}", advice="name a class that has it")
-    return found
+    return cls
 
 
-def _is_of(kind: str, made: type) -> bool:
+def _is_of(kind: str, cls: type) -> bool:
     """Whether a class has the verbs of a kind, each with the right arguments. Nothing is called."""
-    return all(_takes(inspect.getattr_static(made, verb, None), given + 1) for verb, given in _verbs_of(kind).items())
+    return all(_takes(inspect.getattr_static(cls, verb, None), count + 1) for verb, count in _verbs_of(kind).items())
 
 
-def _takes(method: Any, given: int) -> bool:
+def _takes(method: Any, count: int) -> bool:
     """Whether it is a method that can be called with so many positional arguments, the object included."""
     if not inspect.isfunction(method):
         return False
     parameters = inspect.signature(method).parameters.values()
-    ordered = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
-    most = float("inf") if any(one.kind is one.VAR_POSITIONAL for one in parameters) else len(ordered)
-    return sum(one.default is one.empty for one in ordered) <= given <= most
+    ordered = [
+        parameter for parameter in parameters if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    maximum = float("inf") if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters) else len(ordered)
+    return sum(parameter.default is parameter.empty for parameter in ordered) <= count <= maximum
 
 
 def _named(kind: str) -> str:
@@ -272,8 +276,8 @@ def _named(kind: str) -> str:
 
 
 def _short(text: Any) -> str:
-    said = repr(text)
-    return said if len(said) <= 200 else f"{said[:200]}..."
+    quoted = repr(text)
+    return quoted if len(quoted) <= 200 else f"{quoted[:200]}..."
 
 
 def _class_of(kind: str, name: str) -> Any:
@@ -287,5 +291,5 @@ def _class_of(kind: str, name: str) -> Any:
         if error.name != path:
             raise
         return None
-    found = getattr(module, "".join(piece.capitalize() for piece in name.split("_")), None)
-    return found if isinstance(found, type) and _is_of(kind, found) else None
+    cls = getattr(module, "".join(piece.capitalize() for piece in name.split("_")), None)
+    return cls if isinstance(cls, type) and _is_of(kind, cls) else None

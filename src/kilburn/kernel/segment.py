@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Unpack
+from typing import Any, Unpack
 
 from kilburn.arguments import checked
 from kilburn.backend import SegmentInfo
@@ -21,15 +21,34 @@ from kilburn.errors import KernelError, StoreCorrupt, StoreReadOnly
 from kilburn.event import STATE, Act, Data, Event
 from kilburn.forgetting.closure import Home, addresses, forget, named_closure
 from kilburn.kernel.drive import aside
-from kilburn.kernel.recalled import Recalled
 from kilburn.page import Page
 from kilburn.policy import Cause
+
+__all__ = ["Recalled"]
 
 FREE = 5
 """How often another writer may be faster than a change before all others wait for it."""
 
 ALONE = 3
 """How often it is tried then: a database may give up one of two transactions that wait for each other."""
+
+
+class Recalled(str):
+    """Recalled text, exact: the concatenation of its pages' texts.
+
+    `parts` holds the pages' texts one by one, `pages` the pages, and `session` the session that has them: a branch, for an
+    address such as `b1/p17`.
+    """
+
+    pages: tuple[Page, ...]
+    parts: tuple[str, ...]
+    session: Any
+
+    def __new__(cls, pages: tuple[Page, ...], parts: tuple[str, ...], session: Any) -> Recalled:
+        """Join the parts into the text."""
+        recalled = super().__new__(cls, "".join(parts))
+        recalled.pages, recalled.parts, recalled.session = pages, parts, session
+        return recalled
 
 
 @checked
@@ -84,18 +103,18 @@ class Segment(ABC):
         Raises:
             UnknownAddress, Forgotten, StoreCorrupt.
         """
-        whose, there = self._located(address)
+        whose, rest = self._located(address)
         if whose is not self:
-            return whose.recall(there)
+            return whose.recall(rest)
         with self.lock:
             self._refresh()
             try:
-                pages, texts, missed = self._read(there)
+                pages, texts, missed = self._read(rest)
             except StoreCorrupt:
                 # It may have been forgotten between the two reads of the store.
                 if not self._refresh():
                     raise
-                pages, texts, missed = self._read(there)
+                pages, texts, missed = self._read(rest)
             self.ledger.record(Act.FAULT, [page.id for page in pages], policy="user", cause=Cause.FAULT, missed=missed)
             return Recalled(tuple(pages), tuple(texts), self)
 
@@ -325,8 +344,8 @@ class SegmentLedger:
             segment._refresh()
             segment._flush()
             waiting = [event for event in segment._waiting() if event.number > after and act in (None, event.act)]
-            written = segment.backend.events(segment.number, max(-LARGEST, min(after, LARGEST)), act)
-        return (event for events in (written, waiting) for event in events)
+            recorded = segment.backend.events(segment.number, max(-LARGEST, min(after, LARGEST)), act)
+        return (event for events in (recorded, waiting) for event in events)
 
     def record(
         self, act: Act, pages: Iterable[int] = (), *, policy: str = "user", cause: str = "", why: str = "", **data: Unpack[Data]
@@ -344,8 +363,8 @@ class SegmentLedger:
         """
         if act in STATE:
             raise KernelError(f"{act} changes the state of pages", advice="give a change to `apply`")
-        if taken := data.keys() & {"new", "texts"}:
-            raise KernelError(f"{min(taken)!r} is the kernel's own name", advice="give this part of the data another name")
+        if reserved := data.keys() & {"new", "texts"}:
+            raise KernelError(f"{min(reserved)!r} is the kernel's own name", advice="give this part of the data another name")
         segment = self._segment
         with segment.lock:
             if not segment.backend.readonly:

@@ -35,6 +35,7 @@ from kilburn.errors import (
 from kilburn.event import Act, Data, Event
 from kilburn.forgetting.closure import Home, closure
 from kilburn.kernel.branches import Fork, Inherit
+from kilburn.kernel.capabilities import capabilities
 from kilburn.kernel.drive import arun, aside, run
 from kilburn.kernel.kernel import Kernel
 from kilburn.kernel.ledger import Stats
@@ -53,7 +54,6 @@ from kilburn.move import Drop
 from kilburn.page import Page, Place, parse_address, span_of
 from kilburn.policy import Cause
 from kilburn.search.found import Found
-from kilburn.wire.form import parse
 
 if TYPE_CHECKING:
     from kilburn.collections.collection import Collection as Facts
@@ -132,8 +132,8 @@ class Session(Segment):
 
     def __repr__(self) -> str:
         """What is known in memory: nothing is read, and no text of a page is in it."""
-        known = f"{len(self.window.pages)} pages, {self.window.use} of {self._kernel.budget.capacity} tokens"
-        return f"<Session {self.name!r} of tenant {self.backend.tenant!r}: {known}>"
+        figures = f"{len(self.window.pages)} pages, {self.window.use} of {self._kernel.budget.capacity} tokens"
+        return f"<Session {self.name!r} of tenant {self.backend.tenant!r}: {figures}>"
 
     @property
     def info(self) -> SegmentInfo:
@@ -193,10 +193,10 @@ class Session(Segment):
     def _refresh(self) -> bool:
         with self.lock:
             self._kernel.check_free()
-            found = self._kernel.refresh()
-            if found:
+            changed = self._kernel.refresh()
+            if changed:
                 self._renewed()
-            return found
+            return changed
 
     def _renewed(self) -> None:
         """Drop what memory holds of the old state, after everything was read again."""
@@ -254,7 +254,7 @@ class Session(Segment):
         said: Digests | None = None,
         after: int | None = None,
     ) -> Generator[Ask, Answer, str]:
-        parsed = [message for value in messages for message in parse(value)]
+        parsed = [message for value in messages for message in capabilities.forms.parse(value)]
         if not parsed:
             raise KernelError("append without a message", advice="give at least one message")
 
@@ -285,13 +285,13 @@ class Session(Segment):
         with kernel.lock:
             kernel.check_free()
             try:
-                kernel.begin()
+                kernel.busy = True
                 if cause is not Cause.ADMIT:
                     # Where nothing is written in the end, no commit finds out.
                     kernel.check_current()
-                wanted = yield from planner.settle(cause, change, waits=waits, eases=eases)
+                pages = yield from planner.settle(cause, change, waits=waits, eases=eases)
                 kernel.flush()
-                kernel.end()
+                kernel.busy = False
             except BaseException as error:
                 kernel.fail(error)
                 planner.background.undo()
@@ -300,7 +300,7 @@ class Session(Segment):
                     kernel.check_current()
                 raise
             planner.background.commit()
-        return wanted
+        return pages
 
     def _flush(self) -> bool:
         with self.lock:
@@ -324,8 +324,8 @@ class Session(Segment):
             except StoreError as error:
                 # Reading a session must not fail because the reading cannot be recorded.
                 if count := len(self._waiting()):
-                    what = f"{count} observations of session {self.name!r} are not in its ledger: {error.what}"
-                    warnings.warn(what, stacklevel=4)
+                    message = f"{count} observations of session {self.name!r} are not in its ledger: {error.what}"
+                    warnings.warn(message, stacklevel=4)
 
     def _set_counter(self, counter: Counter) -> None:
         self._kernel.count_by(counter)
@@ -347,14 +347,14 @@ class Session(Segment):
             PinsExceedWindow: the session was written with a larger window, and its pins exceed this one.
         """
         with self._current() as kernel:
-            asked = request_data(request)
+            origin = request_data(request)
             if not kernel.excess:
-                return self._prompts.render(format, asked)
+                return self._prompts.render(format, origin)
             # The session has a larger window, and nothing may be written: it is made to fit in memory, and this is
             # undone.
             with kernel.batch(undone=True):
                 self._planner.enforce()
-                return self._prompts.render_once(format, asked)
+                return self._prompts.render_once(format, origin)
 
     async def arender(self, format: str = "chat") -> Prompt:
         """`render` for async callers, in a worker thread."""
@@ -445,32 +445,32 @@ class Session(Segment):
             for page in pages:
                 if page not in kernel.window.states:
                     raise UnknownAddress(f"{self.name} has no page {page}"[:200], advice="give numbers of its pages")
-            there = [page for page in pages if kernel.window.at(page) != Place.DROPPED]
-            return kernel.closure(there) if there else []
+            present = [page for page in pages if kernel.window.at(page) != Place.DROPPED]
+            return kernel.closure(present) if present else []
 
     def _alone(self, beside: Iterable[int] = ()) -> AbstractContextManager[None]:
         return self._kernel.alone(beside)
 
     def _drop(self, pages: Sequence[int], why: str = "") -> list[int]:
-        gone = list[int]()
+        dropped = list[int]()
         with self.lock:
-            for left in reversed(range(FREE + 1)):
+            for attempts in reversed(range(FREE + 1)):
                 try:
-                    with nullcontext() if left else self._alone():
-                        gone = self._made_from(pages)
-                        if not gone:
+                    with nullcontext() if attempts else self._alone():
+                        dropped = self._made_from(pages)
+                        if not dropped:
                             return []
                         with self._kernel.batch():
-                            self._kernel.carry(Drop(pages=tuple(gone), why=why), closed=True)
+                            self._kernel.carry(Drop(pages=tuple(dropped), why=why), closed=True)
                             self._planner.enforce(eases=True)
                     break
                 except StoreStale:
                     # If nobody has written here, one of them is cited.
-                    if not left or not self._refresh():
+                    if not attempts or not self._refresh():
                         raise
-            self._kernel.forget_texts(gone)
-            self._prompts.forget(gone)
-        return gone
+            self._kernel.forget_texts(dropped)
+            self._prompts.forget(dropped)
+        return dropped
 
     def _erase_elsewhere(self, pages: Sequence[int]) -> list[Exception]:
         failed = list[Exception]()
@@ -525,8 +525,8 @@ class Session(Segment):
             PinsExceedWindow, StoreError: nothing was forked.
         """
         if inherit not in [*Inherit] or (system and inherit == Inherit.HISTORY):
-            what = f"inherit={inherit!r}" + (" with a system message" if system else "")
-            raise SpecError(what[:200], advice=f"use one of {', '.join(Inherit)}; the history has its own system message")
+            argument = f"inherit={inherit!r}" + (" with a system message" if system else "")
+            raise SpecError(argument[:200], advice=f"use one of {', '.join(Inherit)}; the history has its own system message")
         for _ in range(MAX_FORK_ATTEMPTS - 1):
             # Another program may go on with this session meanwhile.
             with suppress(StoreStale):
@@ -566,6 +566,6 @@ def found_in(
     search = kernel.searching(session.branches.below() if among is None else among, alone=among is not None)
     _, hits = search.best(query, tokens, kernel.clock(), kernel.counter, limit, unseen=unseen, apart=True)
     if record and not session.backend.readonly:
-        own = [parse_address(hit.address)[0] for hit in hits if hit.session == session.name]
-        kernel.observe(Act.SEARCH, own, policy="user", cause=Cause.FAULT)
+        own_pages = [parse_address(hit.address)[0] for hit in hits if hit.session == session.name]
+        kernel.observe(Act.SEARCH, own_pages, policy="user", cause=Cause.FAULT)
     return hits

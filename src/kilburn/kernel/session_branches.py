@@ -54,10 +54,10 @@ class Branches:
     @property
     def forked(self) -> Fork | None:
         """Where this branch forked from; None if this session is no branch."""
-        known, number = self._session._known, self._session.number
-        fork = known.get(number) or fork_of(self.origin())
+        forks, number = self._session._known, self._session.number
+        fork = forks.get(number) or fork_of(self.origin())
         if fork is not None:
-            known[number] = fork
+            forks[number] = fork
         return fork
 
     @property
@@ -70,10 +70,10 @@ class Branches:
         name, fork = self._session.name, self.forked
         if fork is None:
             return None
-        found = self._named(name.rpartition("/")[0])
-        if found is None or found.number != fork.forked:
+        parent = self._named(name.rpartition("/")[0])
+        if parent is None or parent.number != fork.forked:
             raise KernelError(f"the session that {name!r} forked from is gone", advice="nothing can be returned to it")
-        return found
+        return parent
 
     def open(self, path: str) -> Session:
         """A branch of this session by its name from here, such as `b1`, or `b1/b2` for a branch of that.
@@ -81,14 +81,14 @@ class Branches:
         Raises:
             UnknownAddress: there is none.
         """
-        found = self._session
+        session = self._session
         for name in path.split("/"):
-            below = self._named(f"{found.name}/{name}") if name.startswith(BRANCH) else None
+            below = self._named(f"{session.name}/{name}") if name.startswith(BRANCH) else None
             fork = below.branches.forked if below is not None else None
-            if below is None or fork is None or fork.forked != found.number:
+            if below is None or fork is None or fork.forked != session.number:
                 raise UnknownAddress(f"there is no branch {path[:80]!r} here", advice="see `branches.children()`")
-            found = below
-        return found
+            session = below
+        return session
 
     def children(self) -> list[tuple[SegmentInfo, Fork]]:
         """The branches that forked from this session, oldest first; none of them is opened."""
@@ -109,8 +109,8 @@ class Branches:
         # The return cites all of them, and what lost one is forgotten.
         citing = self._session.backend.citing(self._session.number, self._own(fork)[:1])
         pages = parent.window.pages
-        found = [page for number, page in citing if number == fork.forked and page in pages and is_return(pages[page], fork)]
-        return address_of(found[0]) if found else None
+        returns = [page for number, page in citing if number == fork.forked and page in pages and is_return(pages[page], fork)]
+        return address_of(returns[0]) if returns else None
 
     def returning(self, text: str) -> Message:
         """The message with which this branch returns: a result of the call that it answers, or else a user's message of the
@@ -121,17 +121,17 @@ class Branches:
             KernelError: this session is no branch, its parent was forgotten, or it has returned already.
         """
         parent, fork = self._above()
-        known = self.returned()
-        if known is not None:
-            raise KernelError(f"{self._session.name!r} has returned already, at {known}", advice="fork again")
-        own, number = self._own(fork), self._session.number
+        address = self.returned()
+        if address is not None:
+            raise KernelError(f"{self._session.name!r} has returned already, at {address}", advice="fork again")
+        own_pages, number = self._own(fork), self._session.number
         name = self._session.name.rpartition("/")[2]
-        told = f"{text}\n[{name}: {name}/{span_of(own[0], own[-1])}]" if own else text
-        cites = tuple((number, page) for page in own)
+        result = f"{text}\n[{name}: {name}/{span_of(own_pages[0], own_pages[-1])}]" if own_pages else text
+        cites = tuple((number, page) for page in own_pages)
         if fork.call:
             call = parent.window.pages[fork.call].call
-            return Message(role=Role.TOOL, parts=(Part(kind=Kind.RESULT, text=told, call=call),), cites=cites)
-        return Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text=told),), trust=Trust.AGENT, cites=cites)
+            return Message(role=Role.TOOL, parts=(Part(kind=Kind.RESULT, text=result, call=call),), cites=cites)
+        return Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text=result),), trust=Trust.AGENT, cites=cites)
 
     def catch_up(self) -> None:
         """Forget what this branch inherited and was forgotten above it by a program that did not know of the branch."""
@@ -147,11 +147,11 @@ class Branches:
         session = self._session
         with session.lock:
             window, owns = session.window, session._kernel.lineage.owns
-            here = {page for page in window.gone if window.at(page) is Place.DROPPED and not owns(page)}
-            begun = sorted(here ^ self._gone_above())
-        if begun:
+            dropped = {page for page in window.gone if window.at(page) is Place.DROPPED and not owns(page)}
+            unfinished = sorted(dropped ^ self._gone_above())
+        if unfinished:
             try:
-                forget(session._home, {session.number: begun}, "the rest of a forgetting that broke off")
+                forget(session._home, {session.number: unfinished}, "the rest of a forgetting that broke off")
             except KilburnError as error:
                 # The next time it is opened, or asked to forget them, goes on.
                 log.warning("session %s: forgetting broke off and could not be finished: %s", session.name, error)
@@ -193,15 +193,15 @@ class Branches:
         session = self._session
         with session.lock:
             at = session._last_of(turn)
-            then = session._kernel.as_of(at)
-            window = then.window
+            past = session._kernel.as_of(at)
+            window = past.window
             child = session._home._prepare(name, session.info.user)
             if child.number:
                 raise session._kernel.overtaken()
             if child.counter is not session.counter:
                 child._set_counter(session.counter)
             fork = Fork(forked=session.number, inherit=Inherit.HISTORY, at=at, known=window.last, derived=window.last_derived)
-            child._kernel.fork(then, fork, session.ledger.head, branch="goes on", continues=list(continues))
+            child._kernel.fork(past, fork, session.ledger.head, branch="goes on", continues=list(continues))
             return child
 
     def _begin(self, prompt: str, inherit: Inherit, call: str | None, system: str) -> Session:
@@ -212,8 +212,8 @@ class Branches:
             window = kernel.window
             # Where nothing is left the branch does not lean on a ledger that is about to go, too.
             whole = inherit is Inherit.HISTORY and any(state.at is not Place.DROPPED for state in window.states.values())
-            asked = window.calls.get(call or "", 0)
-            if call is not None and asked not in window.open:
+            call_page = window.calls.get(call or "", 0)
+            if call is not None and call_page not in window.open:
                 raise KernelError(f"no call {call!r} waits for a result here", advice="fork before the call has its result")
             if any(event.act is not Act.SHIP for event in kernel.pending.events) or kernel.is_long:
                 kernel.flush(closing=kernel.is_long)
@@ -223,17 +223,17 @@ class Branches:
                 at=kernel.pending.head if whole else 0,
                 known=window.last if whole else 0,
                 derived=window.last_derived if whole else 0,
-                call=asked,
+                call=call_page,
             )
             first = [Message(role=Role.SYSTEM, parts=(Part(kind=Kind.TEXT, text=system),))] if system else []
-            said = [*first, *self._first_of(fork, prompt)]
+            messages = [*first, *self._first_of(fork, prompt)]
 
             def write(child: Session) -> None:
                 if child.counter is not session.counter:
                     child._set_counter(session.counter)
                 # The branch is created by the transaction that writes its first messages.
                 child._kernel.fork(kernel, fork)
-                run(child._settling(partial(child.branches._admit, said), Cause.ADMIT), child._answer)
+                run(child._settling(partial(child.branches._admit, messages), Cause.ADMIT), child._answer)
 
             child = None
             while child is None:
@@ -244,30 +244,30 @@ class Branches:
 
     def _first_of(self, fork: Fork, prompt: str) -> list[Message]:
         """The first own messages of a branch."""
-        kernel, said = self._session._kernel, list[Message]()
+        kernel, messages = self._session._kernel, list[Message]()
         window, owner = kernel.window, kernel.lineage.owner
         if fork.at:
             for number in window.waiting():
                 text = "[you are in the branch now]" if number == fork.call else "[this is done in another place]"
                 result = Part(kind=Kind.RESULT, text=text, call=window.pages[number].call)
-                said.append(Message(role=Role.TOOL, parts=(result,)))
+                messages.append(Message(role=Role.TOOL, parts=(result,)))
         elif fork.inherit is Inherit.TASK:
             # Of a long one an excerpt may be in its place.
-            shown = [page for page in window.resident() if page.role is Role.SYSTEM and page.message]
-            systems = [page.id if page.id > 0 else page.sources[0] for page in shown]
+            system_pages = [page for page in window.resident() if page.role is Role.SYSTEM and page.message]
+            systems = [page.id if page.id > 0 else page.sources[0] for page in system_pages]
             for number in (*systems, *window.request):
                 page = window.pages[number]
                 if window.at(number) not in GONE:
                     part = Part(kind=Kind.TEXT, text=kernel.text(number))
-                    said.append(Message(role=page.role, parts=(part,), cites=((owner(number), number),)))
+                    messages.append(Message(role=page.role, parts=(part,), cites=((owner(number), number),)))
         sources = (fork.call,) if fork.call and fork.at else ()
         cites = ((owner(fork.call), fork.call),) if fork.call and not fork.at else ()
-        return [*said, Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text=prompt),), sources=sources, cites=cites)]
+        return [*messages, Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text=prompt),), sources=sources, cites=cites)]
 
-    def _admit(self, said: Sequence[Message]) -> tuple[int, ...]:
+    def _admit(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Admit the first messages of this branch; of these what it is to do is pinned."""
         kernel = self._session._kernel
-        first, last = kernel.take_in(said)
+        first, last = kernel.take_in(messages)
         if kernel.window.cost(last) <= kernel.capacity // 4:
             kernel.mark(Act.PIN, [last], why="what the branch is to do")
         return tuple(range(first, last + 1))

@@ -9,16 +9,18 @@ import msgspec
 
 from kilburn.arguments import checked
 from kilburn.backend import State
+from kilburn.kernel.capabilities import capabilities
 from kilburn.kernel.render import Item, items, part_of
 from kilburn.kernel.segment import SegmentContents
 from kilburn.message import Message, Part
 from kilburn.page import Page, Place
-from kilburn.wire.form import dump
 
 if TYPE_CHECKING:
     from kilburn.kernel.session import Session
 
-READ = 500
+__all__ = ["SessionContents"]
+
+CHUNK_PAGES = 500
 """Pages whose texts are read at a time."""
 
 
@@ -36,6 +38,15 @@ class SessionContents(SegmentContents):
         """Cache the texts of pages in one read of the store; forgotten pages have none."""
         with self._segment.lock:
             self._segment._kernel.contents.fetch(digest for page in pages for digest in (page.digest, page.extra))
+
+    def readable_text(self, page: int) -> str:
+        """Return what a policy or a model can read of a page as text, by its id.
+
+        Raises:
+            UnknownAddress, Forgotten, StoreCorrupt.
+        """
+        with self._segment.lock:
+            return self._segment._kernel.readable_text(page)
 
     def part(self, page: Page) -> tuple[Part, str | None]:
         """The message part that a page came from; with the first part, also the leftovers of its message.
@@ -63,37 +74,37 @@ class SessionContents(SegmentContents):
 
         Forgotten pages are missing. The rest of a message with forgotten pages is in the chat form.
         """
-        return dump(self.originals())
+        return capabilities.forms.dump(self.originals())
 
-    def originals(self, gone: str | None = None) -> list[Message]:
+    def originals(self, placeholder: str | None = None) -> list[Message]:
         """The whole transcript as messages with their sources, as `append` takes them; see `messages`.
 
         Args:
-            gone: stands in the place of each page that is forgotten; None leaves these out.
+            placeholder: stands in the place of each page that is forgotten; None leaves these out.
         """
-        made: dict[int, Message] = {}
+        messages: dict[int, Message] = {}
         with self._segment._current() as kernel:
             window = kernel.window
-            kept = window.pages.originals()
-            if gone is None:
-                kept = [page for page in kept if window.at(page.id) != Place.DROPPED]
-            for at, page in enumerate(kept):
-                if at % READ == 0:
-                    self.fetch(kept[at : at + READ])
-                if gone is not None and window.at(page.id) == Place.DROPPED:
+            pages = window.pages.originals()
+            if placeholder is None:
+                pages = [page for page in pages if window.at(page.id) != Place.DROPPED]
+            for at, page in enumerate(pages):
+                if at % CHUNK_PAGES == 0:
+                    self.fetch(pages[at : at + CHUNK_PAGES])
+                if placeholder is not None and window.at(page.id) == Place.DROPPED:
                     call = window.pages[page.answers].call if page.answers else None
-                    part, leftovers = Part(kind=page.kind, text=gone, call=call), None
+                    part, leftovers = Part(kind=page.kind, text=placeholder, call=call), None
                 else:
                     part, leftovers = self.part(page)
-                known = made.get(page.message)
-                if known is None:
-                    made[page.message] = Message(
+                message = messages.get(page.message)
+                if message is None:
+                    messages[page.message] = Message(
                         role=page.role, parts=(part,), extra=leftovers, sources=page.sources, cites=page.cites
                     )
                 else:
-                    made[page.message] = msgspec.structs.replace(known, parts=(*known.parts, part))
+                    messages[page.message] = msgspec.structs.replace(message, parts=(*message.parts, part))
             damaged = {page.message for page in window.pages.originals() if window.at(page.id) == Place.DROPPED}
-        return list(_without_form(made, damaged).values() if damaged else made.values())
+        return list(_without_form(messages, damaged).values() if damaged else messages.values())
 
     @property
     def size(self) -> int:
@@ -101,15 +112,17 @@ class SessionContents(SegmentContents):
         return self._segment._kernel.size
 
 
-def _without_form(made: dict[int, Message], damaged: set[int]) -> dict[int, Message]:
+def _without_form(messages: dict[int, Message], damaged: set[int]) -> dict[int, Message]:
     """Remove the original dict from messages that lost a part, and from those that came in the same dict."""
     chain: list[int] = []
-    for number in sorted(made.keys() | damaged):
+    for number in sorted(messages.keys() | damaged):
         chain.append(number)
-        known = made.get(number)
-        more = known is not None and known.extra is not None and '"more":true' in known.extra
+        message = messages.get(number)
+        more = message is not None and message.extra is not None and '"more":true' in message.extra
         if not more:
             if damaged & set(chain):
-                made.update({each: msgspec.structs.replace(made[each], extra=None) for each in chain if each in made})
+                messages.update(
+                    {member: msgspec.structs.replace(messages[member], extra=None) for member in chain if member in messages}
+                )
             chain = []
-    return made
+    return messages

@@ -13,7 +13,8 @@ from kilburn.budget import Budget
 from kilburn.effect import Answer, Ask, Outcome
 from kilburn.errors import InvalidBudget, KernelError, LawBroken
 from kilburn.event import Event
-from kilburn.kernel.drive import answerer, run
+from kilburn.kernel.capabilities import capabilities
+from kilburn.kernel.drive import run
 from kilburn.kernel.kernel import Kernel
 from kilburn.kernel.planning import Planner
 from kilburn.kernel.prompts import difference, snapshot
@@ -31,6 +32,9 @@ else:
     Session = object
 
 
+__all__ = ["Edits"]
+
+
 @checked
 class Edits:
     """Changes of what a session's window holds, apart from what `append` and the policy do."""
@@ -45,9 +49,9 @@ class Edits:
             LawBroken, KernelError: a move is illegal; nothing changed.
         """
         with self._session._kernel.batch():
-            made = [self._session._kernel.carry(move) for move in moves]
+            derived = [self._session._kernel.carry(move) for move in moves]
             self._session._planner.enforce()
-        return [address_of(page) for page in made if page is not None]
+        return [address_of(page) for page in derived if page is not None]
 
     def evict(self, address: str, why: str = "") -> list[str]:
         """Let pages go out of the window by hand, with the calls and results that belong to them; returns the addresses of what
@@ -59,8 +63,8 @@ class Edits:
         """
         with self._session._current() as kernel:
             window = self._session.window
-            named = [standing for page in kernel.resolve(address) if (standing := window.stands(page)) is not None]
-            going = {member for page in named for member in window.group(page) if window.at(member) == Place.IN}
+            residents = [standing for page in kernel.resolve(address) if (standing := window.stands(page)) is not None]
+            going = {member for page in residents for member in window.group(page) if window.at(member) == Place.IN}
             if not going:
                 raise KernelError(f"{address} is not in the window", advice="see `kilburn show` for what is")
             with kernel.batch():
@@ -86,14 +90,16 @@ class Edits:
                 pinned; nothing changed.
         """
         with self._session._current() as kernel:
-            receipt, moved, since = newest_moves(list(self._session.ledger.events()))
+            receipt, moved_pages, since = newest_moves(list(self._session.ledger.events()))
             if receipt is None:
                 raise KernelError(
                     f"no compaction of {self._session.name!r} to take back", advice="see its receipts for what left when"
                 )
-            before = rebuild(self._session.backend, self._session.info, self._session.counter, until=receipt.events[0] - 1).window
+            earlier = rebuild(
+                self._session.backend, self._session.info, self._session.counter, until=receipt.events[0] - 1
+            ).window
             with kernel.batch(undone=dry):
-                kernel.undo_moves(before, moved, since, receipt.events[1])
+                kernel.undo_moves(earlier, moved_pages, since, receipt.events[1])
                 over = kernel.use - (kernel.capacity if tokens is None else tokens)
                 if over > 0:
                     was = f"what was there before the change at turn {receipt.turn}"
@@ -119,32 +125,32 @@ class Edits:
             pending, capacity = kernel.pending, kernel.capacity if capacity is None else capacity
             if tokens >= capacity:
                 raise InvalidBudget(f"{tokens:,} tokens never fit a window of {capacity:,}", advice="ask about fewer")
-            before, waiting = snapshot(self._session.window), len(pending.events)
+            earlier, waiting = snapshot(self._session.window), len(pending.events)
             planner = Planner(
                 kernel,
                 by or self._session._planner.policy,
                 self._session._planner.name if by is None else type(by).__name__.lower(),
             )
-            asked = 0
+            questions = 0
 
             def count(ask: Ask) -> Answer:
-                nonlocal asked
-                asked += 1
+                nonlocal questions
+                questions += 1
                 return Answer(outcome=Outcome.NO_MODEL)
 
             try:
                 with kernel.batch(undone=True):
                     kernel.assumed = capacity - tokens
                     run(planner.settle(Cause.PRESSURE if by is None else Cause.IDLE, tuple), count)
-                    found = list(receipts(pending.events[waiting:], before.use))
-                    changed = difference(before, snapshot(self._session.window))
+                    previewed = list(receipts(pending.events[waiting:], earlier.use))
+                    changed = difference(earlier, snapshot(self._session.window))
             finally:
                 kernel.assumed = None
                 # What is undone stays as an observation; here nothing was to be seen.
                 del pending.events[waiting:]
         return Preview(
-            receipts=tuple(msgspec.structs.replace(receipt, folds=(), brought=()) for receipt in found),
-            use=changed.before, after=changed.after, capacity=capacity, again=changed.after - changed.kept, asks=asked,
+            receipts=tuple(msgspec.structs.replace(receipt, folds=(), brought=()) for receipt in previewed),
+            use=changed.before, after=changed.after, capacity=capacity, again=changed.after - changed.kept, asks=questions,
         )  # fmt: skip
 
     def compact(self, policy: Policy, name: str, model: Model | None = None) -> list[Event]:
@@ -158,9 +164,12 @@ class Edits:
             The events in the ledger: its moves, and last `COMPACT` with the outcome. Empty if there was nothing to
                 do.
         """
-        before = self._session._kernel.pending.next - 1
-        run(self._session._settling(tuple, Cause.IDLE, planner=Planner(self._session._kernel, policy, name)), answerer(model))
-        return [event for event in self._session.ledger.events(before) if event.policy == name]
+        head = self._session._kernel.pending.next - 1
+        run(
+            self._session._settling(tuple, Cause.IDLE, planner=Planner(self._session._kernel, policy, name)),
+            capabilities.answers.answerer(model),
+        )
+        return [event for event in self._session.ledger.events(head) if event.policy == name]
 
     def take_back(self, pages: Iterable[int]) -> None:
         """Retire pages, pinned or not: no prompt shows them and no search finds them; they stay readable by their address.
@@ -212,7 +221,7 @@ class Edits:
         with self._session._kernel.batch():
             yield self._session._kernel
 
-    def view(self, cause: Cause = Cause.IDLE, wanted: tuple[int, ...] = ()) -> View:
+    def view(self, cause: Cause = Cause.IDLE, pages: tuple[int, ...] = ()) -> View:
         """The view that a policy at the window would get now: frozen, and valid until the next change."""
         with self._session._kernel.lock:
-            return self._session._planner.view(cause, wanted)
+            return self._session._planner.view(cause, pages)

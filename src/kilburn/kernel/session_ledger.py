@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from kilburn.kernel.session import Session
 
 
+__all__ = ["SessionLedger"]
+
+
 @checked
 class SessionLedger(SegmentLedger):
     """What happened in a session, and what its compactions did."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kilburn.arguments import checked
-from kilburn.budget import Budget
+from kilburn.budget import Budget, counts_alike, repriced
 from kilburn.errors import Forgotten
 from kilburn.event import Act, Data
 from kilburn.kernel.drive import run
@@ -23,7 +23,6 @@ from kilburn.model import Tokens, is_count
 from kilburn.page import Place
 from kilburn.policy import Cause
 from kilburn.tokens.calibrated import is_plausible
-from kilburn.tokens.choice import counts_alike, repriced
 
 if TYPE_CHECKING:
     from kilburn.kernel.session import Session
@@ -84,9 +83,9 @@ class SessionPrompts:
         Raises:
             What `append` raises.
         """
-        with kernel_of(self._session, turn, messages) as then:
-            then.unsigned_to = self._session._kernel.unsigned_to
-            return Prompts(then).render(format, request_data(request) | {"turn": turn})
+        with kernel_of(self._session, turn, messages) as past:
+            past.unsigned_to = self._session._kernel.unsigned_to
+            return Prompts(past).render(format, request_data(request) | {"turn": turn})
 
     def leave_out_reasoning(self) -> bool:
         """Leave out of prompts, from now on, the reasoning and the signatures of what was said so far: the provider, or another
@@ -97,8 +96,8 @@ class SessionPrompts:
         """
         with self._session.lock:
             kernel = self._session._kernel
-            before, kernel.unsigned_to = kernel.unsigned_to, kernel.window.last
-            return any(page.role is Role.ASSISTANT and page.id > before and page.extra for page in kernel.window.visible())
+            last_unsigned, kernel.unsigned_to = kernel.unsigned_to, kernel.window.last
+            return any(page.role is Role.ASSISTANT and page.id > last_unsigned and page.extra for page in kernel.window.visible())
 
     def sent_whole(self, *, request: Mapping[str, str] | None = None) -> None:
         """Record that everything appended so far was sent to a model as it came, where nothing has left the window: a prompt
@@ -153,9 +152,9 @@ class SessionPrompts:
             model: as a request names it.
         """
         with self._session.lock:
-            named = self._session._home.counter_of(model)
-            family = getattr(named, "family", "")
-            if named is not None and family != getattr(self._session.counter, "family", ""):
+            counter = self._session._home.counter_of(model)
+            family = getattr(counter, "family", "")
+            if counter is not None and family != getattr(self._session.counter, "family", ""):
                 self._session.counter = repriced(self._session.counter, family=family)
                 self._session._kernel.set_counter(self._session.counter)
 
@@ -172,30 +171,30 @@ def kernel_of(session: Session, turn: int | None = None, messages: Sequence[Mess
         if turn is None:
             yield kernel
             return
-        then = kernel.as_of(session._last_of(turn))
-        with then.batch(undone=True):
-            then.leave_out(session.window)
+        past = kernel.as_of(session._last_of(turn))
+        with past.batch(undone=True):
+            past.leave_out(session.window)
             if messages:
-                then.take_in([_said_then(message, then.window, session.window) for message in messages])
-            Planner(then, session._planner.policy, session._planner.name).enforce()
-            yield then
-        kernel.take_over(then.pending.events)
+                past.take_in([_said_then(message, past.window, session.window) for message in messages])
+            Planner(past, session._planner.policy, session._planner.name).enforce()
+            yield past
+        kernel.take_over(past.pending.events)
 
 
-def _said_then(message: Message, then: WindowState, now: WindowState) -> Message:
+def _said_then(message: Message, past: WindowState, present: WindowState) -> Message:
     """A message of now as it can stand in an earlier state: pages that came since, from which it was made, are none there. It
     is believed no more than they are.
 
     Raises:
         Forgotten: such a page is.
     """
-    later = [source for source in message.sources if source not in then.pages and source in now.pages]
+    later = [source for source in message.sources if source not in past.pages and source in present.pages]
     if not later:
         return message
-    if any(now.at(page) is Place.DROPPED for page in later):
+    if any(present.at(page) is Place.DROPPED for page in later):
         raise Forgotten("a page of which this was made was forgotten", advice="make it anew")
-    own = TRUST_OF_ROLE[message.role] if message.trust is None else message.trust
-    trust = min([own, *(now.pages[page].trust for page in later)])
+    own_trust = TRUST_OF_ROLE[message.role] if message.trust is None else message.trust
+    trust = min([own_trust, *(present.pages[page].trust for page in later)])
     sources = tuple(source for source in message.sources if source not in later)
     return msgspec.structs.replace(message, sources=sources, trust=trust)
 

@@ -31,10 +31,10 @@ class Sheets(MutableMapping[int, T]):
 
     def copy(self) -> Sheets[T]:
         """The same, to be changed by itself."""
-        made: Sheets[T] = Sheets()
-        made._sheets = self._sheets.copy()
+        copied: Sheets[T] = Sheets()
+        copied._sheets = self._sheets.copy()
         self._own = set()
-        return made
+        return copied
 
     def __getitem__(self, page: int) -> T:
         return self._sheets[page >> BITS][page]

@@ -29,11 +29,11 @@ class StandIns(Mapping[int, int]):
 
     def copy(self) -> StandIns:
         """The same, to be changed by itself."""
-        made = StandIns()
+        copied = StandIns()
         for fold, bundle in self._folds.items():
-            made._folds[fold] = twin = _Bundle(fold, bundle.pages.copy())
-            made._bundles.update(dict.fromkeys(bundle.pages, twin))
-        return made
+            copied._folds[fold] = twin = _Bundle(fold, bundle.pages.copy())
+            copied._bundles.update(dict.fromkeys(bundle.pages, twin))
+        return copied
 
     def __getitem__(self, page: int) -> int:
         return self._bundles[page].fold
@@ -65,43 +65,43 @@ class StandIns(Mapping[int, int]):
     def put(self, pages: Collection[int], fold: int) -> Callable[[], None]:
         """Make a fold stand for pages, in place of any other, beside those that it stands for already; returns what undoes it."""
         chosen = pages if isinstance(pages, Set) else set(pages)
-        if (there := self._folds.get(fold)) is not None:
+        if (existing := self._folds.get(fold)) is not None:
             # A fold that comes back may stand for some of its pages still.
-            before = self._move(chosen - there.pages, there)
-            return lambda: self._put_back(before)
-        kept = max((self._folds[old] for old in self.over(chosen)), key=lambda bundle: len(bundle.pages), default=None)
-        rest = chosen - kept.pages if kept is not None else chosen
-        if kept is None or len(chosen) - len(rest) < len(kept.pages):
-            before = self._move(chosen, _Bundle(fold, set()))
-            return lambda: self._put_back(before)
-        former = kept.fold
-        before = self._move(rest, kept)
-        self._rename(kept, fold)
+            changes = self._move(chosen - existing.pages, existing)
+            return lambda: self._put_back(changes)
+        largest = max((self._folds[old] for old in self.over(chosen)), key=lambda bundle: len(bundle.pages), default=None)
+        rest = chosen - largest.pages if largest is not None else chosen
+        if largest is None or len(chosen) - len(rest) < len(largest.pages):
+            changes = self._move(chosen, _Bundle(fold, set()))
+            return lambda: self._put_back(changes)
+        former = largest.fold
+        changes = self._move(rest, largest)
+        self._rename(largest, fold)
 
         def undo() -> None:
-            self._rename(kept, former)
-            self._put_back(before)
+            self._rename(largest, former)
+            self._put_back(changes)
 
         return undo
 
     def take(self, pages: Iterable[int]) -> Callable[[], None]:
         """Make no fold stand for pages; returns what undoes it."""
-        before = self._move(set(pages), None)
-        return lambda: self._put_back(before)
+        changes = self._move(set(pages), None)
+        return lambda: self._put_back(changes)
 
-    def _put_back(self, before: Iterable[tuple[Set[int], _Bundle | None]]) -> None:
-        for pages, bundle in before:
+    def _put_back(self, changes: Iterable[tuple[Set[int], _Bundle | None]]) -> None:
+        for pages, bundle in changes:
             self._move(pages, bundle)
 
     def _move(self, pages: Set[int], target: _Bundle | None) -> list[tuple[Set[int], _Bundle | None]]:
         """Put pages into a bundle, or into none; returns the bundles that they were in, each with its pages."""
         loose = pages - self._bundles.keys()
-        before: list[tuple[Set[int], _Bundle | None]] = [(loose, None)] if loose else []
+        changes: list[tuple[Set[int], _Bundle | None]] = [(loose, None)] if loose else []
         for fold in self.over(pages):
             bundle = self._folds[fold]
-            some = bundle.pages & pages
-            before.append((some, bundle))
-            bundle.pages -= some
+            part = bundle.pages & pages
+            changes.append((part, bundle))
+            bundle.pages -= part
             if not bundle.pages:
                 del self._folds[fold]
         if target is None:
@@ -111,7 +111,7 @@ class StandIns(Mapping[int, int]):
             self._bundles.update(dict.fromkeys(pages, target))
             target.pages |= pages
             self._folds[target.fold] = target
-        return before
+        return changes
 
     def _rename(self, bundle: _Bundle, fold: int) -> None:
         self._folds.pop(bundle.fold, None)

@@ -12,20 +12,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
 from kilburn.arguments import checked
 from kilburn.backend import Backend, SegmentInfo, SegmentKind, at_once, check_name
-from kilburn.budget import Budget, Counter
+from kilburn.budget import Budget, Counter, repriced
 from kilburn.collections.collection import Collection
 from kilburn.errors import KilburnError, SpecError, StoreCorrupt, StoreError, StoreReadOnly, StoreStale
 from kilburn.event import Act
 from kilburn.forgetting.closure import closure
 from kilburn.forgetting.erasure import Erasure, erase, made_by, made_from, make_receipt, unreached
 from kilburn.kernel.branches import BRANCH, branches_in
-from kilburn.kernel.drive import answerer, aside
+from kilburn.kernel.capabilities import capabilities
+from kilburn.kernel.drive import aside
 from kilburn.kernel.kernel import Kernel
 from kilburn.kernel.ledger import counter_of
 from kilburn.kernel.planning import Planner
@@ -37,7 +38,6 @@ from kilburn.policy import Policy
 from kilburn.retrieval import Meanings, Ranking
 from kilburn.search.found import DamageWarning, Findings, Found
 from kilburn.search.search import RANKING, Searcher, segment_kinds
-from kilburn.tokens.choice import counter_for, counter_of_model, repriced
 
 if TYPE_CHECKING:
     from kilburn.memory.notes import Notes
@@ -109,7 +109,7 @@ class Store:
         if tokenizer == "auto" and self.model is not None:
             tokenizer = self.model.tokenizer
         self._file_tokens = file_tokens
-        self.counter = self._priced(counter_for(tokenizer))
+        self.counter = self._priced(capabilities.counters.counter_for(tokenizer))
         # What a model's chat template adds to every prompt, besides its messages.
         self.budget = Budget(budget.window, budget.reserve, budget.overhead + int(getattr(self.counter, "overhead", 0)))
         self._sessions: dict[str, Session] = {}
@@ -125,8 +125,8 @@ class Store:
 
     def __repr__(self) -> str:
         """The figures that are in memory. Nothing is read."""
-        known = f"window={self.budget.window}, policy={self.policy_name!r}, {len(self._sessions)} sessions open"
-        return f"<Store on {self.backend!r}: {'closed' if self._closed else known}>"
+        figures = f"window={self.budget.window}, policy={self.policy_name!r}, {len(self._sessions)} sessions open"
+        return f"<Store on {self.backend!r}: {'closed' if self._closed else figures}>"
 
     @property
     def tenant(self) -> str:
@@ -145,13 +145,13 @@ class Store:
         """
         with self._lock:
             check_name(name, "session")
-            known = self._sessions.get(name)
+            session = self._sessions.get(name)
             # One that has not begun is known to nobody else, and another program may have begun it.
-            opens = known is None or known._kernel.stale or not known.number
-            if known is None or opens:
-                known = self._sessions[name] = self._open(self._info(name, SegmentKind.SESSION, user))
-            _check_user(known.info, user)
-        return self._finished(known) if opens else known
+            opens = session is None or session._kernel.stale or not session.number
+            if session is None or opens:
+                session = self._sessions[name] = self._open(self._info(name, SegmentKind.SESSION, user))
+            _check_user(session.info, user)
+        return self._finished(session) if opens else session
 
     def _finished(self, opened: Session) -> Session:
         """A session that was just opened, when a forgetting that broke off there is finished."""
@@ -166,15 +166,15 @@ class Store:
         finally:
             self._finishing.discard(name)
         with self._lock:
-            known = self._sessions.get(name, opened)
-            return known if known.number == opened.number else opened
+            session = self._sessions.get(name, opened)
+            return session if session.number == opened.number else opened
 
     def release(self, name: str) -> None:
         """Keep a session in memory no longer: what waits is written, and `process` reads it again. Unknown names are ignored."""
         with self._lock:
-            known = self._sessions.pop(name, None)
-        if known is not None:
-            known.close()
+            session = self._sessions.pop(name, None)
+        if session is not None:
+            session.close()
 
     def memory(self, user: str = "") -> UserMemory:
         """Return the memory of a user of the tenant, created where there is none; "" for the one of all users. It remembers,
@@ -184,10 +184,8 @@ class Store:
         Raises:
             SpecError: no name of a user. StoreReadOnly: it does not exist, and the store was opened for reading.
         """
-        # Learning stands above the kernel.
-        from kilburn.memory.user_memory import UserMemory
-
-        return UserMemory(self, self._collection(_name_of_memory(user), SegmentKind.MEMORY, user))
+        facts = self._collection(_name_of_memory(user), SegmentKind.MEMORY, user)
+        return cast(UserMemory, capabilities.memories.make_memory(self, facts))
 
     def document(self, name: str, user: str = "") -> Collection:
         """The document of that name: a collection of its passages, created where there is none.
@@ -205,10 +203,7 @@ class Store:
         Raises:
             SpecError: no name of a user.
         """
-        # What notes can do stands above the kernel.
-        from kilburn.memory.notes import Notes
-
-        return Notes(self, check_name(owner, "user") if owner else "")
+        return cast(Notes, capabilities.memories.make_notes(self, check_name(owner, "user") if owner else ""))
 
     def _collection(self, name: str, kind: SegmentKind, user: str) -> Collection:
         if user:
@@ -219,14 +214,14 @@ class Store:
     def collections(self) -> list[Collection]:
         """All memories, documents and notes of this tenant, oldest first; none of their pages is read. Damaged ones are left out,
         with a warning."""
-        found = []
+        collections = []
         for info in self.backend.segments():
             if info.kind in COLLECTIONS and not info.damaged:
                 with self._lock:
-                    found.append(self._collect(info))
+                    collections.append(self._collect(info))
             elif info.damaged and info.kind is not SegmentKind.SESSION:
                 warnings.warn(f"left out: {info.name} is damaged: {info.damaged}", DamageWarning, stacklevel=2)
-        return found
+        return collections
 
     def _info(self, name: str, kind: SegmentKind, user: str) -> SegmentInfo:
         """The session of that name and kind, created where there is none."""
@@ -244,10 +239,10 @@ class Store:
 
     def _collect(self, info: SegmentInfo) -> Collection:
         """The collection of this row: the one that is open, unless that was forgotten and another has its name now."""
-        known = self._collections.get(info.name)
-        if known is None or known.number != info.number:
-            known = self._collections[info.name] = Collection(self, info, self.counter, self.clock)
-        return known
+        collection = self._collections.get(info.name)
+        if collection is None or collection.number != info.number:
+            collection = self._collections[info.name] = Collection(self, info, self.counter, self.clock)
+        return collection
 
     def segment(self, number: int) -> Segment:
         """The session, memory or document of that number.
@@ -258,11 +253,11 @@ class Store:
         name = self._names.get(number, "")
         info = self.backend.segment(name, time=0.0, create=False) if name else None
         if info is None or info.number != number:
-            known = {each.number: each for each in self.backend.segments()}
-            self._names = {each.number: each.name for each in known.values() if not each.damaged}
-            if number not in known:
+            infos = {info.number: info for info in self.backend.segments()}
+            self._names = {info.number: info.name for info in infos.values() if not info.damaged}
+            if number not in infos:
                 raise StoreCorrupt(f"there is no segment {number}", advice="run `kilburn fsck`")
-            info = known[number]
+            info = infos[number]
         # Never by its name alone: it may have been forgotten by now, and another may have its name, or none.
         with self._lock:
             if info.kind is not SegmentKind.SESSION:
@@ -278,7 +273,7 @@ class Store:
     def counter_of(self, model: str) -> Counter | None:
         """The counter for a model that a request names; None if the store was opened with a tokenizer or a model of its own, or
         if the name is of no known family."""
-        counter = counter_of_model(model) if self._counts_by_request else None
+        counter = capabilities.counters.counter_of_model(model) if self._counts_by_request else None
         return None if counter is None else self._priced(counter)
 
     def _priced(self, counter: Counter) -> Counter:
@@ -286,49 +281,49 @@ class Store:
 
     def _open(self, info: SegmentInfo, *, new: bool = False) -> Session:
         # A session goes on with the counter of the last model that it was for.
-        named = self.counter_of(counter_of(self.backend, info.number)) if info.number and self._counts_by_request else None
-        kernel = Kernel(self.backend, info, named or self.counter, self.budget, self.clock, self.ranking, self.vectors)
-        answer = answerer(self.model)
+        counter = self.counter_of(counter_of(self.backend, info.number)) if info.number and self._counts_by_request else None
+        kernel = Kernel(self.backend, info, counter or self.counter, self.budget, self.clock, self.ranking, self.vectors)
+        answer = capabilities.answers.answerer(self.model)
         planner = Planner(kernel, self.policy, self.policy_name, answer if self.model is not None else None)
-        made = Session(self, kernel, planner, answer)
+        session = Session(self, kernel, planner, answer)
         if not self.backend.readonly and not new:
-            made.branches.catch_up()
+            session.branches.catch_up()
             try:
                 planner.reopen()
             except StoreStale:
                 # Another program went on with it while it was read.
-                made.ledger.refresh()
-        return made
+                session.ledger.refresh()
+        return session
 
     def _begin(self, name: str, user: str, write: Callable[[Session], None]) -> Session | None:
         """A new session, which exists when `write` has written into it; None if the name is taken by then."""
         if self.backend.segment(name, time=0.0, create=False) is not None:
             return None
-        made = self._open(SegmentInfo(number=0, name=name, created=self.clock(), user=user), new=True)
+        session = self._open(SegmentInfo(number=0, name=name, created=self.clock(), user=user), new=True)
         try:
-            write(made)
+            write(session)
         except StoreStale:
             # Another program may have taken the name meanwhile.
             if self.backend.segment(name, time=0.0, create=False) is None:
                 raise
             return None
         with self._lock:
-            known = self._sessions.get(name)
+            opened = self._sessions.get(name)
             # Another thread may have opened it by now.
-            if known is None or known._kernel.stale or known.number != made.number:
-                known = self._sessions[name] = made
-            return known
+            if opened is None or opened._kernel.stale or opened.number != session.number:
+                opened = self._sessions[name] = session
+            return opened
 
     def _prepare(self, name: str, user: str) -> Session:
         with self._lock:
-            known = self._sessions.get(name)
-            if not self.backend.readonly and (known is None or not known.number) and self._is_new(name):
+            opened = self._sessions.get(name)
+            if not self.backend.readonly and (opened is None or not opened.number) and self._is_new(name):
                 _check_new(name)
-                made = self._open(SegmentInfo(number=0, name=name, created=self.clock(), user=user), new=True)
-                made._kernel.settle_ruler()
+                session = self._open(SegmentInfo(number=0, name=name, created=self.clock(), user=user), new=True)
+                session._kernel.settle_ruler()
                 # One that was prepared before, and never began, is another one's, or was given up.
-                self._sessions[name] = made
-                return made
+                self._sessions[name] = session
+                return session
         return self.session(name, user)
 
     def _is_new(self, name: str) -> bool:
@@ -373,10 +368,10 @@ class Store:
         Raises:
             SpecError: no such place. StoreError.
         """
-        now = self.clock() if at is None else at
+        moment = self.clock() if at is None else at
         with at_once(self.backend, ahead=True) if self.vectors is None else nullcontext():
             search = self._searching(where, user, set(without))
-            hits = search.findings(query, tokens, now, self.counter, limit=limit, at=at, abstain=abstain)
+            hits = search.findings(query, tokens, moment, self.counter, limit=limit, at=at, abstain=abstain)
         self._record(user, hits)
         return hits
 
@@ -400,15 +395,15 @@ class Store:
     def _searching(self, where: str | Iterable[str], user: str | None, without: set[str]) -> Searcher:
         scope = self.backend.scope(segment_kinds(where), user)
         infos, everywhere = scope.infos, scope.everything
-        for one in scope.damaged:
-            if one.name not in without:
-                warnings.warn(f"not searched: {one.name}: {one.damaged}", DamageWarning, stacklevel=3)
+        for info in scope.damaged:
+            if info.name not in without:
+                warnings.warn(f"not searched: {info.name}: {info.damaged}", DamageWarning, stacklevel=3)
         for name in without:
             with suppress(StoreCorrupt):
-                left = self.backend.segment(name, time=0.0, create=False)
-                if left is not None and left.number in infos:
+                excluded = self.backend.segment(name, time=0.0, create=False)
+                if excluded is not None and excluded.number in infos:
                     infos, everywhere = dict(infos), False
-                    del infos[left.number]
+                    del infos[excluded.number]
         return Searcher(self.backend, self.ranking, self.vectors, infos, everywhere=everywhere)
 
     def _record(self, user: str | None, hits: Iterable[Found]) -> None:
@@ -419,12 +414,12 @@ class Store:
         for hit in hits:
             if hit.session == MEMORY or hit.session.startswith(f"{MEMORY}/"):
                 pages.setdefault(hit.session, []).append(parse_address(hit.address)[0])
-        for name, found in pages.items():
+        for name, numbers in pages.items():
             info = self.backend.segment(name, time=0.0, create=False)
             if info is not None and not info.damaged:
                 with self._lock:
                     memory = self._collect(info)
-                memory.ledger.record(Act.SEARCH, found, cause="fault")
+                memory.ledger.record(Act.SEARCH, numbers, cause="fault")
 
     def forget(
         self,
@@ -457,13 +452,13 @@ class Store:
             UnknownAddress, Forgotten.
             StoreError: the disk fails, or others keep adding to it. Nothing dangles, and asking again goes on.
         """
-        given = {"session": session, "user": user, "document": document, "tool": tool, "source": source}
-        asked = {name: value for name, value in given.items() if value is not None}
-        if len(asked) != 1 or (address is not None and session is None):
+        scopes = {"session": session, "user": user, "document": document, "tool": tool, "source": source}
+        chosen = {name: value for name, value in scopes.items() if value is not None}
+        if len(chosen) != 1 or (address is not None and session is None):
             raise SpecError("forget takes one of session, user, document, tool and source", advice="an address is of a session")
-        roots, whole = self._to_forget(*asked.popitem(), address)
-        said = {name: value for name, value in (*given.items(), ("address", address)) if value is not None}
-        return self.forget_pages(roots, whole, asked=said, why=why, dry=dry)
+        roots, whole = self._to_forget(*chosen.popitem(), address)
+        arguments = {name: value for name, value in (*scopes.items(), ("address", address)) if value is not None}
+        return self.forget_pages(roots, whole, asked=arguments, why=why, dry=dry)
 
     def forget_pages(
         self,
@@ -505,30 +500,30 @@ class Store:
                     self._collections.pop(info.name, None)
         return receipt
 
-    def _to_forget(self, what: str, name: str, address: str | None) -> tuple[dict[int, list[int]], list[SegmentInfo]]:
+    def _to_forget(self, scope: str, name: str, address: str | None) -> tuple[dict[int, list[int]], list[SegmentInfo]]:
         """The pages that are to be forgotten, by session, and the sessions that are to be forgotten as a whole."""
         infos = [info for info in self.backend.segments() if info.kind is not SegmentKind.FORGOTTEN]
-        if what == "tool":
+        if scope == "tool":
             return made_by(self.backend, name), []
-        if what == "user" and name and (theirs := [info for info in infos if info.user == name]):
+        if scope == "user" and name and (theirs := [info for info in infos if info.user == name]):
             return {}, theirs
         # A session may have the name of a user.
-        names = {"session": (name,), "document": (f"{DOCUMENT}/{name}",), "source": (name, f"{DOCUMENT}/{name}")}.get(what, ())
-        found = next((info for info in infos if info.name in names), None)
-        if found is None:
-            raise SpecError(f"no {what} {name!r} here", advice="see `kilburn ps`, `memories list` and `documents list`")
-        if what == "source":
-            return made_from(self.backend, found), []
+        names = {"session": (name,), "document": (f"{DOCUMENT}/{name}",), "source": (name, f"{DOCUMENT}/{name}")}.get(scope, ())
+        target = next((info for info in infos if info.name in names), None)
+        if target is None:
+            raise SpecError(f"no {scope} {name!r} here", advice="see `kilburn ps`, `memories list` and `documents list`")
+        if scope == "source":
+            return made_from(self.backend, target), []
         if address is None:
-            return {}, [*self._below(found), found]
-        return self.segment(found.number).contents.forgettable(address), []
+            return {}, [*self._below(target), target]
+        return self.segment(target.number).contents.forgettable(address), []
 
     def _below(self, info: SegmentInfo) -> list[SegmentInfo]:
         """The branches of a session, and those that are damaged, too."""
-        below = {each.number for each, _ in branches_in(self.backend, info, {})}
+        below = {branch.number for branch, _ in branches_in(self.backend, info, {})}
         under = self.backend.segments(info.name)
-        damaged = {each.number for each in under if each.damaged and each.name.startswith(f"{info.name}/{BRANCH}")}
-        return [each for each in under if each.number in below | damaged]
+        damaged = {branch.number for branch in under if branch.damaged and branch.name.startswith(f"{info.name}/{BRANCH}")}
+        return [info for info in under if info.number in below | damaged]
 
     def close(self) -> None:
         """Write the waiting observations, and release the file; idempotent."""

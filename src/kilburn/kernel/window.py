@@ -26,9 +26,7 @@ from kilburn.kernel.stand_ins import StandIns
 from kilburn.kernel.standing import shows, stays_whole, unpacked
 from kilburn.message import Kind, Role, Trust
 from kilburn.page import ATOMIC, Page, Place, Span, make_tombstone
-from kilburn.wire.compaction import COMPACTION
-from kilburn.wire.messages import OPENING
-from kilburn.wire.sent import sent_name
+from kilburn.wire.sent import COMPACTION, OPENING, sent_name
 
 IN = State(at=Place.IN)
 

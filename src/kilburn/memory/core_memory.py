@@ -18,7 +18,7 @@ import msgspec
 from kilburn.arguments import checked
 from kilburn.collections.names import LARGEST_NOTE, checked_name
 from kilburn.errors import KernelError, NoteConflict, SpecError
-from kilburn.kernel.brought import StandingNote, day_of
+from kilburn.memory.brought import StandingNote, day_of
 from kilburn.memory.notes import Notes, NoteVersion, is_at
 from kilburn.memory.secrets import Secrets
 from kilburn.message import Trust

@@ -20,8 +20,8 @@ from kilburn.memory.words import is_sign
 from kilburn.message import Kind, Role
 from kilburn.move import Add, Retire
 from kilburn.page import Claim
+from kilburn.search.confidence import is_english
 from kilburn.search.dates import grounded
-from kilburn.search.english import is_english
 
 MAX_DOUBTS_PER_FACT = 3
 """Doubts about the same facts that stay in force; older ones are retired."""

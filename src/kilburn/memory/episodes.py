@@ -19,8 +19,8 @@ from kilburn.backend import State
 from kilburn.collections.collection import Collection
 from kilburn.event import Act, Data
 from kilburn.kernel.session import Session
-from kilburn.kernel.taint import lowest_read
 from kilburn.memory.notes import NoteVersion
+from kilburn.memory.taint import lowest_read
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.page import Page, Place
 from kilburn.wire.quotation import quote, with_headings

@@ -25,8 +25,8 @@ from kilburn.message import Role, Trust
 from kilburn.model import object_schema
 from kilburn.move import Add
 from kilburn.page import Claim
+from kilburn.search.confidence import is_english
 from kilburn.search.dates import grounded
-from kilburn.search.english import is_english
 from kilburn.wire.quotation import with_headings
 
 MAX_FACTS = 20

@@ -26,7 +26,7 @@ from kilburn.message import Kind, Trust
 from kilburn.model import object_schema
 from kilburn.move import Add, Retire
 from kilburn.page import Claim
-from kilburn.search.english import is_english
+from kilburn.search.confidence import is_english
 from kilburn.wire.quotation import with_headings
 
 REPETITION = 0.95

@@ -22,6 +22,7 @@ from typing import Any, cast
 
 import msgspec
 
+from kilburn.answering import answerer
 from kilburn.backend import Passage, SegmentInfo, SegmentKind, State
 from kilburn.claims import is_speaker, topic
 from kilburn.collections.collection import Collection
@@ -39,15 +40,15 @@ from kilburn.errors import (
     UnknownAddress,
 )
 from kilburn.event import Act, Data
-from kilburn.kernel.breaker import Breaker
-from kilburn.kernel.drive import answerer, run
+from kilburn.kernel.consultation import Breaker
+from kilburn.kernel.drive import run
 from kilburn.kernel.plans import PlanCourse, moves_of
 from kilburn.kernel.resolve import resolve
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
-from kilburn.kernel.taint import lowest_read
 from kilburn.memory.quota import Quota, make_room
 from kilburn.memory.secrets import Secrets, screen
+from kilburn.memory.taint import lowest_read
 from kilburn.memory.view import SUMMARY, MemoryPolicy, MemoryView, Utterance
 from kilburn.message import Kind, Role, Trust
 from kilburn.move import Add, Retire

@@ -6,19 +6,22 @@ lists what a sweep forgets. Pinned facts are never swept.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 import msgspec
 
 from kilburn.backend import SegmentKind, State
 from kilburn.collections.collection import Collection
-from kilburn.errors import SpecError
+from kilburn.errors import ClockSkew, ClockWarning, SpecError
 from kilburn.forgetting.erasure import Erasure
-from kilburn.kernel.ending import rule_time
 from kilburn.kernel.receipts import ranges
 from kilburn.kernel.store import Store
 from kilburn.page import Page
 from kilburn.search.dates import DAY
+
+MINUTE, HOUR = 60.0, 3600.0
+"""Differences between two clocks: above the first there is a warning, and above the second no rule decides."""
 
 
 class Swept(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +35,23 @@ class Swept(msgspec.Struct, frozen=True, kw_only=True):
 
     receipt: Erasure
     kept: dict[str, tuple[str, ...]] = {}
+
+
+def rule_time(store: Store) -> float:
+    """Return the time by which rules decide, in seconds since the epoch: that of the store's clock, which is the database's where
+    there is one. A store in a file has the clock of its machine, which nothing but the events of the file can check.
+
+    Raises:
+        ClockSkew: this program's clock differs by more than an hour.
+    """
+    now = store.backend.now()
+    difference = abs(store.clock() - now)
+    if difference > HOUR:
+        what = f"the clocks of this machine and of the database differ by {difference:,.0f} seconds"
+        raise ClockSkew(what, advice="set the clock that is wrong; until then no rule archives or forgets anything")
+    if difference > MINUTE:
+        warnings.warn("the clocks of this machine and of the database differ by more than a minute", ClockWarning, stacklevel=2)
+    return now
 
 
 def sweep(

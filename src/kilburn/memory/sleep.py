@@ -20,7 +20,7 @@ from typing import Any
 from kilburn.arguments import checked
 from kilburn.effect import Outcome
 from kilburn.errors import SpecError
-from kilburn.kernel.breaker import Breaker
+from kilburn.kernel.consultation import Breaker
 from kilburn.kernel.drive import run
 from kilburn.kernel.session import Session
 from kilburn.memory.learning import Learned, LearningJob, make_answerer

@@ -14,10 +14,9 @@ from kilburn.collections.versions import Version
 from kilburn.errors import KernelError
 from kilburn.event import Act
 from kilburn.kernel.drive import arun, aside, run
-from kilburn.kernel.recalled import Recalled
+from kilburn.kernel.segment import Recalled
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
-from kilburn.kernel.taint import lowest_read
 from kilburn.memory.learning import Learned, LearningJob, make_answerer
 from kilburn.memory.quota import Quota, make_room
 from kilburn.memory.resemblance import (
@@ -30,6 +29,7 @@ from kilburn.memory.resemblance import (
     rival_words,
 )
 from kilburn.memory.secrets import Secrets, screen
+from kilburn.memory.taint import lowest_read
 from kilburn.memory.words import content_words, is_said
 from kilburn.message import Kind, Role, Trust
 from kilburn.move import Add, Retire

@@ -13,8 +13,8 @@ from functools import lru_cache
 
 import apsw
 
+from kilburn.search.confidence import is_english
 from kilburn.search.dates import dates
-from kilburn.search.english import is_english
 
 _UNSPACED = "\u0e00-\u0eff\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"
 """Letters of scripts without spaces between words, or between a word and its particles; two in a row count as a word."""

@@ -25,9 +25,9 @@ from kilburn.selection.extract import Piece, extract, page_piece, read_ahead, vi
 from kilburn.selection.judgement import Verdict, judge
 from kilburn.selection.lines import sample
 from kilburn.selection.origins import all_origins, find_origins, words_at
-from kilburn.wire.compaction import COMPACTION
 from kilburn.wire.editing import MIN_COMPACT_TRIGGER, Amount, CompactEdit, plain_amount
 from kilburn.wire.quotation import quote, with_headings
+from kilburn.wire.sent import COMPACTION
 
 SYSTEM = (
     "You condense the log of a working agent for the same agent, which will go on from your words alone. "

@@ -42,10 +42,10 @@ from kilburn.agents.tool import Tool, decode_texts
 from kilburn.arguments import checked
 from kilburn.backend import SegmentKind
 from kilburn.errors import AccessDenied, KilburnError, SpecError, StoreStale, ToolError
-from kilburn.kernel.brought import Brought, keep
 from kilburn.kernel.render import Prompt
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
+from kilburn.memory.brought import Brought, keep
 from kilburn.message import Message, Part, Role, Trust
 from kilburn.model import Model, Tokens, takes_tools
 from kilburn.models.retry import Retry

@@ -15,8 +15,8 @@ from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.event import Act
 from kilburn.kernel.session import Session
-from kilburn.kernel.store import Store
 from kilburn.move import Bring
+from kilburn.opening import Store
 from kilburn.page import Place
 from kilburn.policy import Policy
 from kilburn.testing.clock import FakeClock

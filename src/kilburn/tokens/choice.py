@@ -6,15 +6,13 @@ tokenizer's name has to be one.
 
 from __future__ import annotations
 
-import copy
 import re
 
 from kilburn.budget import Counter
 from kilburn.errors import SpecError
-from kilburn.tokens.characters import Characters
 from kilburn.tokens.claude import Claude, Ctok
 from kilburn.tokens.encodings import Encoding, available
-from kilburn.tokens.estimate import ANY_MODEL, OPEN, Estimate
+from kilburn.tokens.estimate import ANY_MODEL, OPEN, Characters, Estimate
 from kilburn.tokens.families import family_estimate
 
 RULER = re.compile(r"chars/(\d{1,6})")
@@ -66,23 +64,6 @@ def counter_for(name: str | Counter) -> Counter:
 def counter_of_model(name: str) -> Counter | None:
     """Return the counter for a model that a request names; None if nothing is known of the name."""
     return _of_model(name) if FAMILIES.search(_plain(name)) else None
-
-
-def repriced(counter: Counter, **prices: int | str) -> Counter:
-    """Return a copy of a counter that prices attachments otherwise, and counts text alike.
-
-    Args:
-        prices: `family`, whose rules hold for images, documents and sound; or `file_tokens`, the tokens of a file that a prompt
-            names by an id or a URL.
-    """
-    copied = copy.copy(counter)
-    vars(copied).update(prices)
-    return copied
-
-
-def counts_alike(first: Counter, second: Counter) -> bool:
-    """Return whether two counters give every text the same count, whatever their names are."""
-    return type(first) is type(second) and {**vars(first), "name": ""} == {**vars(second), "name": ""}
 
 
 def counter_named(name: str | Counter) -> Counter:

@@ -9,8 +9,6 @@ from __future__ import annotations
 import binascii
 import math
 
-from kilburn.budget import Counter
-
 MAX_HEADER_BYTES = 1 << 20
 """Characters of base64 that are read: a JPEG's size may come after its colour profile."""
 
@@ -53,11 +51,6 @@ def _tiles(width: int, height: int) -> int:
     scale = min(1.0, 2048 / max(width, height))
     scale = min(scale, 768 / min(width, height))
     return max(1, math.ceil(width * scale / 512)) * max(1, math.ceil(height * scale / 512))
-
-
-def cost_of_image(counter: Counter, url: str, *, low: bool = False) -> int:
-    """Return the tokens of the image behind `url` for a counter's family of models; `low` is that of `image_tokens`."""
-    return image_tokens(*(image_size(url) or (0, 0)), str(getattr(counter, "family", "")), low=low)
 
 
 def image_size(data_url: str) -> tuple[int, int] | None:

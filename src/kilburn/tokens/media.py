@@ -153,6 +153,11 @@ def media_tokens(counter: Counter, media: Media) -> int:
     return math.ceil(media.amount / CIPHER_BYTES)
 
 
+def image_cost(counter: Counter, url: str, *, low: bool = False) -> int:
+    """Tokens of the image behind `url` for a counter's family of models; `low` is that of `image_tokens`."""
+    return image_tokens(*(image_size(url) or (0, 0)), str(getattr(counter, "family", "")), low=low)
+
+
 def strings_tokens(counter: Counter, strings: Iterable[tuple[str, str]]) -> int:
     """Return what strings cost in a prompt, in tokens: text by its words, media by their rules.
 

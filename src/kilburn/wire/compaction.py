@@ -13,19 +13,18 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from kilburn.errors import InvalidMessage
-from kilburn.message import Kind, Message, Part
+from kilburn.message import Kind, Message
 from kilburn.model import Tokens
 from kilburn.wire.editing import Whole, read_form, read_management, read_summarize, write
-from kilburn.wire.messages import OPENING, THOUGHTS, as_blocks
+from kilburn.wire.messages import THOUGHTS, as_blocks
 from kilburn.wire.plain import plain, type_name, unpack
+from kilburn.wire.sent import OPENING
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 EDITING = "context-management-2025-06-27"
 THRESHOLD = "compact-2026-01-12"
 ON_DEMAND = "compact-2026-09-04"
-COMPACTION = "compaction by the provider"
-"""The label of a page with a compaction that stands for everything before it."""
 
 
 class CompactionBlock(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,27 +127,6 @@ def block_in(text: str) -> CompactionBlock | None:
         return read_block(unpack(text))
     except InvalidMessage:
         return None
-
-
-def is_compaction(part: Part) -> bool:
-    """Whether a part is what a provider made of the prompt before it: Anthropic's compaction block, or a compaction item of
-    OpenAI's responses, encrypted or not."""
-    if part.kind is not Kind.OPAQUE or "compaction" not in part.text:
-        return False
-    try:
-        kind = unpack(part.text).get("type")
-    except InvalidMessage:
-        return False
-    return isinstance(kind, str) and "compaction" in kind
-
-
-def stands(part: Part) -> bool:
-    """Return whether a part is a compaction that did not fail: it has a summary, which may be encrypted."""
-    if not is_compaction(part):
-        return False
-    block = unpack(part.text)
-    summary = block.get("content", block.get("encrypted_content"))
-    return isinstance(summary, str) and bool(summary)
 
 
 def compaction_block(message: Message) -> CompactionBlock | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kilburn.errors import InvalidMessage
+from kilburn.errors import InvalidMessage, SpecError
 from kilburn.message import TRUST_OF_ROLE, Kind, Message, Part, Role
 from kilburn.wire import chat, messages
 from kilburn.wire.parts import claim_call
@@ -85,6 +85,20 @@ def _check(message: Message, where: str) -> Message:
         if part.kind is Kind.CALL and part.call is not None:
             claim_call(part.call, calls, place)
     return message
+
+
+def render(prompt: list[Message], form: str) -> tuple[Any, list[dict[str, Any]]]:
+    """Return a prompt in a provider's form: the system prompt, where the form has one beside the messages, and the messages.
+
+    Raises:
+        SpecError: no such form.
+    """
+    if form in ("chat", "responses"):
+        # Items of OpenAI's responses are written from messages of the chat form.
+        return None, chat.render(prompt, apart=form == "responses")
+    if form == "messages":
+        return messages.render(prompt)
+    raise SpecError(f"no format {form!r}", advice='use "chat" (OpenAI) or "messages" (Anthropic)')
 
 
 def check_fit(message: Message, where: str) -> None:

@@ -16,7 +16,7 @@ from kilburn.model import Request, ToolSpec
 from kilburn.wire.parts import block_template, claim_call, kind_at, only_text, read_blocks, read_text, role_at, write_blocks
 from kilburn.wire.plain import load_object, pack, string_at, type_name, unpack
 from kilburn.wire.quotation import quote
-from kilburn.wire.sent import FAILED, FUNCTION_OUTPUT, UNSHOWN, is_sent
+from kilburn.wire.sent import FAILED, FUNCTION_OUTPUT, OPENING, UNSHOWN, is_sent
 from kilburn.wire.turns import MESSAGES_ID, PROSE, Turn, safe_id, safe_name, turns
 
 _ROLES = {"system": Role.SYSTEM, "user": Role.USER, "assistant": Role.ASSISTANT}
@@ -250,7 +250,6 @@ def _write_image(url: str, block: dict[str, Any] | None) -> dict[str, Any]:
 
 
 _MEDIA = ("image/jpeg", "image/png", "image/gif", "image/webp")
-OPENING = "(conversation continues)"
 THOUGHTS = ("thinking", "redacted_thinking")
 SETTINGS = ("clear_at", "output_config")
 """Keys of a system message among the others, besides role and content."""

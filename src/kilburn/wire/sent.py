@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from kilburn.errors import InvalidMessage
 from kilburn.message import Kind, Part, Role
 from kilburn.wire.plain import load_object, pack, unpack
 from kilburn.wire.quotation import quote
@@ -18,6 +19,10 @@ FAILED = "(it failed without a message)"
 UNSHOWN = "(an image that cannot be shown here)"
 FUNCTION_OUTPUT = "function-output"
 IMAGES = "(attached to tool result {})"
+
+OPENING = "(conversation continues)"
+COMPACTION = "compaction by the provider"
+"""The label of a page with a compaction that stands for everything before it."""
 
 _PROTOCOL = frozenset({
     "role", "type", "content", "text", "tool_calls", "function", "custom", "id", "name", "arguments", "input",
@@ -149,3 +154,24 @@ def _strings(template: Any, key: str = "") -> list[tuple[str, str]]:
     if template is None or isinstance(template, bool) or key == "n":
         return []
     return [(key, template)] if isinstance(template, str) else [(key, msgspec.json.encode(template).decode())]
+
+
+def is_compaction(part: Part) -> bool:
+    """Whether a part is what a provider made of the prompt before it: Anthropic's compaction block, or a compaction item of
+    OpenAI's responses, encrypted or not."""
+    if part.kind is not Kind.OPAQUE or "compaction" not in part.text:
+        return False
+    try:
+        kind = unpack(part.text).get("type")
+    except InvalidMessage:
+        return False
+    return isinstance(kind, str) and "compaction" in kind
+
+
+def stands(part: Part) -> bool:
+    """Whether a part is a compaction that did not fail: it has a summary, which may be encrypted."""
+    if not is_compaction(part):
+        return False
+    block = unpack(part.text)
+    summary = block.get("content", block.get("encrypted_content"))
+    return isinstance(summary, str) and bool(summary)

@@ -13,10 +13,10 @@ from typing import Any
 import kilburn
 from kilburn.effect import Answer, Ask, Effect, Outcome
 from kilburn.event import Act
-from kilburn.kernel import memory_tools
 from kilburn.kernel.ledger import Stats
 from kilburn.kernel.resolve import resolve
 from kilburn.kernel.session import Session
+from kilburn.memory import memory_tools
 from kilburn.message import Message
 from kilburn.move import Move
 from kilburn.policies.belady import Belady

@@ -25,10 +25,10 @@ from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.claims import DOUBTS
 from kilburn.errors import SpecError
-from kilburn.kernel.brought import quotation
-from kilburn.kernel.store import Store
+from kilburn.memory.brought import quotation
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Delta, Reply, Request
+from kilburn.opening import Store
 from kilburn.page import Page, Place
 from kilburn.search.choice import vectors_for
 from kilburn.search.found import Findings, Found

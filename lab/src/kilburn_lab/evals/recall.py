@@ -19,7 +19,7 @@ import msgspec
 
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
-from kilburn.kernel.store import Store
+from kilburn.opening import Store
 from kilburn.page import parse_address
 from kilburn.retrieval import Embedder
 from kilburn.search.choice import vectors_for

@@ -24,9 +24,9 @@ import msgspec
 from kilburn.agents.loop import UNLIMITED, Limits
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
-from kilburn.kernel.store import Store
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Finish, Model, Reply, Request
+from kilburn.opening import Store
 from kilburn.recursion.rlm import RecursiveModel, RecursiveResult
 from kilburn.recursion.sandbox import Bounds
 from kilburn_lab.evals.aggregation import (

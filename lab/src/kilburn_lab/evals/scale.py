@@ -27,8 +27,8 @@ from typing import Any
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import KilburnError, MissingExtra, SpecError
-from kilburn.kernel.store import Store
 from kilburn.move import Add
+from kilburn.opening import Store
 from kilburn.retrieval import Embedder
 from kilburn.search.choice import vectors_for
 from kilburn_lab.evals import scale_peers

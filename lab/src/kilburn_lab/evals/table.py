@@ -20,8 +20,8 @@ from kilburn.errors import SpecError
 from kilburn.event import Act
 from kilburn.kernel.planning import STAYS
 from kilburn.kernel.resolve import names, resolve
-from kilburn.kernel.store import Store
 from kilburn.move import Evict, Move
+from kilburn.opening import Store
 from kilburn.page import Page, Span
 from kilburn.policies.belady import Belady, Future
 from kilburn.policies.importance import scores

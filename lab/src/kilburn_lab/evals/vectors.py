@@ -22,7 +22,7 @@ from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
 from kilburn.errors import MissingExtra, SpecError
 from kilburn.kernel.resolve import resolve
-from kilburn.kernel.store import Store
+from kilburn.opening import Store
 from kilburn.retrieval import Embedder
 from kilburn.search.scan import Scan, pack, vector_bytes
 from kilburn.search.vectors import checked

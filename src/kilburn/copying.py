@@ -154,10 +154,10 @@ class _Copy:
         Raises:
             SpecError: the source has it too, so both are the same store: a server has several names.
         """
-        before, was_pending = self.target.settings.all().get(self._setting), self.record.pending
+        old_value, was_pending = self.target.settings.all().get(self._setting), self.record.pending
         self.target.settings.put(self._setting, self._encoded(pending=True))
         if self.source.settings.all().get(self._setting) == self._encoded(pending=True):
-            self.target.settings.put(self._setting, before)
+            self.target.settings.put(self._setting, old_value)
             raise SpecError(f"{self.place} is both source and destination", advice="give two stores, or two tenants")
         return was_pending
 
@@ -165,8 +165,8 @@ class _Copy:
         self.record.pending = pending
         return msgspec.json.encode(self.record).decode()
 
-    def _tell(self, done: int, words: str) -> None:
-        self._done += done
+    def _tell(self, count: int, words: str) -> None:
+        self._done += count
         self._told(self._done, self._total, words)
 
     # Checking
@@ -184,8 +184,8 @@ class _Copy:
         removed = {numbers[info.number] for info in self._infos if _is_forgotten(info) and info.number in numbers}
         if not self._is_known(copies):
             if removed:
-                what = f"the destination has what was copied from another store that was {self.place}"
-                raise StoreError(what, advice="give another destination, or another tenant of it")
+                message = f"the destination has what was copied from another store that was {self.place}"
+                raise StoreError(message, advice="give another destination, or another tenant of it")
             self.record = _Record(pending=self.record.pending)
         for info in self._infos:
             if not _is_forgotten(info):
@@ -197,18 +197,20 @@ class _Copy:
         pairs = ((info, copies.get(self.record.numbers.get(info.number, 0))) for info in self._infos if not _is_forgotten(info))
         return self._noted or any(copied is not None and _identity(info) == _identity(copied) for info, copied in pairs)
 
-    def _check_segment(self, info: SegmentInfo, named: SegmentInfo | None, copied: SegmentInfo | None, removed: set[int]) -> None:
+    def _check_segment(
+        self, info: SegmentInfo, same_name: SegmentInfo | None, copied: SegmentInfo | None, removed: set[int]
+    ) -> None:
         """Check what the target has under the name of a segment, and under the number of its copy."""
-        if named is None and copied is not None and _is_forgotten(copied):
+        if same_name is None and copied is not None and _is_forgotten(copied):
             raise self._diverged(info, "it was forgotten there")
-        if named is None or named.number in removed:
+        if same_name is None or same_name.number in removed:
             return
-        if named.damaged:
-            raise StoreCorrupt(f"{named.name!r} in the destination: {named.damaged}", advice="run `kilburn fsck` on it")
-        if not self._is_copy(info, named):
-            what = f"the destination has another {named.kind} {info.name!r}"
-            raise StoreError(what, advice="give another destination, or another tenant of it, or forget it there first")
-        forgotten = set(self.target.forgotten(named.number)).difference(self.source.forgotten(info.number))
+        if same_name.damaged:
+            raise StoreCorrupt(f"{same_name.name!r} in the destination: {same_name.damaged}", advice="run `kilburn fsck` on it")
+        if not self._is_copy(info, same_name):
+            message = f"the destination has another {same_name.kind} {info.name!r}"
+            raise StoreError(message, advice="give another destination, or another tenant of it, or forget it there first")
+        forgotten = set(self.target.forgotten(same_name.number)).difference(self.source.forgotten(info.number))
         if forgotten:
             raise self._diverged(info, f"{address_of(min(forgotten))} was forgotten there")
 
@@ -219,8 +221,8 @@ class _Copy:
         if not copied.head:
             return not copied.pages
         pairs = (
-            [next(iter(backend.events(number, after))) for backend, number in self._both(info.number, copied.number)]
-            for after in {0, copied.head - 1}
+            [next(iter(backend.events(number, start))) for backend, number in self._both(info.number, copied.number)]
+            for start in {0, copied.head - 1}
         )
         return all(_lasting(ours) == _lasting(theirs) for ours, theirs in pairs)
 
@@ -228,8 +230,8 @@ class _Copy:
         return (self.source, source), (self.target, target)
 
     def _diverged(self, info: SegmentInfo, why: str) -> StoreError:
-        what = f"the copy of {info.name!r} has changed since: {why}"
-        return StoreError(what, advice="a copy follows its source only while nobody writes to it; give another destination")
+        message = f"the copy of {info.name!r} has changed since: {why}"
+        return StoreError(message, advice="a copy follows its source only while nobody writes to it; give another destination")
 
     # Segments and their numbers
 
@@ -277,8 +279,8 @@ class _Copy:
         for number, pages in self._erased.items():
             for citing, page in self.target.citing(number, pages):
                 name = next(info.name for info in self.target.segments() if info.number == citing)
-                what = f"{address_of(page)} of {name!r} in the destination cites what was forgotten in the source"
-                raise StoreError(what, advice="forget it there first")
+                message = f"{address_of(page)} of {name!r} in the destination cites what was forgotten in the source"
+                raise StoreError(message, advice="forget it there first")
 
     def _begin(self) -> None:
         """Give every segment its number in the target, in the order of the source."""

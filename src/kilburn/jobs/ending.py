@@ -8,7 +8,6 @@ or that has an open branch, is left alone, and so are its branches.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from enum import StrEnum
@@ -18,12 +17,13 @@ from typing import NamedTuple
 import msgspec
 
 from kilburn.backend import Backend, Batch, Moved, SegmentInfo, SegmentKind
-from kilburn.errors import ClockSkew, ClockWarning, KilburnError, SpecError, StoreCorrupt, StoreStale
+from kilburn.errors import KilburnError, SpecError, StoreCorrupt, StoreStale
 from kilburn.event import Act, Event, clock_of, in_order
 from kilburn.forgetting.erasure import Erasure
+from kilburn.jobs.claims import LEASE, JobName, kept, named, renewing, take
 from kilburn.kernel.branches import Fork, above_of, branches_in, origin_in
-from kilburn.kernel.claims import LEASE, JobName, kept, named, renewing, take
 from kilburn.kernel.store import Store
+from kilburn.memory.retention import HOUR, rule_time
 from kilburn.message import Role
 from kilburn.page import Place
 
@@ -34,16 +34,13 @@ RECEIPTS, MOST_RECEIPTS = "receipts", 200
 """The setting of a tenant with the receipts of what its rule has forgotten, and how many it has: the last ones."""
 
 FORGET = "forget"
-"""The kind of the job that forgets a session; see `kilburn.kernel.claims`."""
+"""The kind of the job that forgets a session; see `kilburn.jobs.claims`."""
 
 WHY = "its time to live is over"
 """What the ledger says of what is forgotten by a rule."""
 
 MISDATED = "its last use was dated in the future; rules count from here"
 """What the ledger says of a session to which a wrong clock has written last."""
-
-MINUTE, HOUR = 60.0, 3600.0
-"""Differences between two clocks: of more than the first there is a warning, and by more than the second no rule decides."""
 
 READ = (Act.FAULT, Act.SEARCH)
 """Events that say that somebody read a page."""
@@ -166,23 +163,6 @@ def rule_of(backend: Backend) -> TimeToLive | None:
 def keep_rule(backend: Backend, rule: TimeToLive | None) -> None:
     """Keep the tenant's rule; None removes it."""
     backend.settings.put(SETTING, None if rule is None else msgspec.json.encode(rule).decode())
-
-
-def rule_time(store: Store) -> float:
-    """Return the time by which rules decide, in seconds since the epoch: that of the store's clock, which is the database's where
-    there is one. A store in a file has the clock of its machine, which nothing but the events of the file can check.
-
-    Raises:
-        ClockSkew: this program's clock differs by more than an hour.
-    """
-    now = store.backend.now()
-    difference = abs(store.clock() - now)
-    if difference > HOUR:
-        what = f"the clocks of this machine and of the database differ by {difference:,.0f} seconds"
-        raise ClockSkew(what, advice="set the clock that is wrong; until then no rule archives or forgets anything")
-    if difference > MINUTE:
-        warnings.warn("the clocks of this machine and of the database differ by more than a minute", ClockWarning, stacklevel=2)
-    return now
 
 
 def expire(

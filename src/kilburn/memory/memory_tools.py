@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 
 from kilburn.backend import SegmentInfo, SegmentKind, State
-from kilburn.collections.collection import MOST
+from kilburn.collections.collection import MAX_ADDRESS_PAGES
 from kilburn.errors import KernelError, KilburnError, UnknownAddress
-from kilburn.kernel.recalled import Recalled
 from kilburn.kernel.render import readable
+from kilburn.kernel.segment import Recalled
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import DOCUMENT, MEMORY, NOTES
 from kilburn.message import Kind, Message, Part, Role
@@ -288,7 +288,7 @@ def _recall(session: Session, arguments: str, call_id: str | None, reach: Reach)
         if index in attachments and attachments[index][0][0].text == text:
             text = f"[{page.label}]"
         elif page.is_atomic:
-            text = found.session._kernel.readable_text(page.id)
+            text = found.session.contents.readable_text(page.id)
         told.append((f"{below}{page.address}, {origin_of(found.session, page)}", text))
     pieces, kept, left = _cut(asked, session.prompts.capacity, told)
     reply = _reply(session, _told(pieces, left), [(found.session, found.pages[index].id) for index in kept])
@@ -352,8 +352,8 @@ def _segment_of(session: Session, name: str, reach: Reach) -> SegmentInfo:
 def _rows(session: Session, info: SegmentInfo, address: str) -> list[tuple[Page, State]]:
     """Pages of another segment, from the store: nobody's window moves by that."""
     first, last = parse_address(address)
-    if last - first >= MOST:
-        raise KernelError(f"{address} names {last - first + 1:,} pages", advice=f"name {MOST:,} at most")
+    if last - first >= MAX_ADDRESS_PAGES:
+        raise KernelError(f"{address} names {last - first + 1:,} pages", advice=f"name {MAX_ADDRESS_PAGES:,} at most")
     rows = session.backend.read((info.number, page) for page in range(first, last + 1))
     found = [rows[key] for key in sorted(rows) if rows[key][1].at is not Place.DROPPED]
     if not found:
