@@ -206,7 +206,7 @@ class Kernel:
         windows = {info.number: self.window for info in (self.info, *inherited)}
         infos = [self.info, *inherited, *branches]
         owner = self.lineage.owner
-        return Searcher(self.backend, self._ranking, vectors, infos, windows=windows, owner=owner, shown=is_shown)
+        return Searcher(self.backend, self._ranking, vectors, infos, windows=windows, owner=owner, is_shown=is_shown)
 
     def as_of(self, event: int) -> Kernel:
         """The session as it stood after an event, within this budget. Changes of it are to be looked at and undone: none can be
