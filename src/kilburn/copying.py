@@ -459,8 +459,8 @@ class _Copy:
         sources = self.source.contents.texts(set(digests.values()))
         pieces = {}
         for page in excerpts:
-            named = [source for source, _ in page.parts] or list(page.sources[:1])
-            if named and digests.keys() >= set(named):
+            originals = [source for source, _ in page.parts] or list(page.sources[:1])
+            if originals and digests.keys() >= set(originals):
                 spliced = pieces_of(page, texts[page.digest], digests.__getitem__, lambda source: sources[digests[source]])
                 if spliced is not None:
                     pieces[page.digest] = spliced
