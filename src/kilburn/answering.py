@@ -80,8 +80,8 @@ def _ask(model: Model, ask: Ask, is_over: Callable[[], bool]) -> Answer:
 
 
 def _complete(model: Model, request: Request, max_chars: int, is_over: Callable[[], bool]) -> Reply:
-    """The whole reply; of a model that says more than `most` characters, what it said until then. A program that ends waits for
-    the next piece of it only, of a model on another machine not even so long."""
+    """Return the whole reply. If the model says more than `max_chars` characters, return what it said until then. A program that
+    ends waits only for the next piece, and not even for that if the model is on another machine."""
     texts, size = list[str](), 0
     with inside(patience=0.0 if getattr(model, "elsewhere", False) else STEP):
         pieces = stream_pieces(model, request)

@@ -450,7 +450,7 @@ class _Copy:
             raise
 
     def _pieces(self, info: SegmentInfo, pages: Iterable[Page], texts: Mapping[str, str]) -> dict[str, Any]:
-        """The pieces that excerpts are made of, so that a store can keep these in place of the texts."""
+        """Return the pieces that excerpts are made of, so that a store can keep them in place of the texts."""
         excerpts = [page for page in pages if page.kind is Kind.EXCERPT and page.digest]
         if not excerpts:
             return {}

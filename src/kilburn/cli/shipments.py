@@ -48,7 +48,7 @@ class Shipment(NamedTuple):
 
 
 def shipments(backend: Backend, counter: Counter, request_id: str, session: str | None = None) -> Iterator[Shipment]:
-    """The prompts of a request, by any of its ids, oldest first in each session.
+    """Yield the prompts of a request, found by any of its ids, oldest first in each session.
 
     Args:
         session: only of this one; None looks into the ledger of each session of the tenant.
@@ -96,7 +96,7 @@ def _shipment(backend: Backend, counter: Counter, info: SegmentInfo, ship: Event
 
 
 def _after(backend: Backend, number: int, ship: int) -> tuple[dict[str, object], list[tuple[int, int]]]:
-    """What the provider told of a prompt, and the pages that its reply cites."""
+    """Return the usage that the provider reported for a prompt, and the pages that its reply cites."""
     usage: dict[str, object] = {}
     cites: list[tuple[int, int]] = []
     heard = False

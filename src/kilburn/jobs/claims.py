@@ -33,7 +33,7 @@ first."""
 KILLED = "its worker was killed"
 """Why a job failed whose worker has not been heard of since."""
 
-PAUSE, LONGEST = 10.0, 86_400.0
+PAUSE, MAX_PAUSE = 10.0, 86_400.0
 """Seconds until a job is tried again; four times as long each time, up to the second."""
 
 
@@ -101,19 +101,19 @@ class JobClaim:
         self._replace(None)
 
     def give_back(self) -> None:
-        """It was put down, and did not fail: whoever comes next may take it at once."""
+        """Release the job without a failure, so that the next worker may take it at once."""
         previous = self._before
         self._replace(None if previous is None else msgspec.structs.replace(previous, holder="", until=0.0))
 
     def failed(self, error: str) -> None:
-        """It failed: it is tried again after a pause."""
+        """Record a failure; the job is retried after a pause."""
         mine, now = self._mine, self._backend.now()
         self._replace(JobState(mine.tries, now + pause_after(mine.tries), error=error))
 
 
 def pause_after(tries: int) -> float:
     """Seconds until a job is tried again that was begun so often."""
-    return min(PAUSE * 4.0 ** (min(tries, 20) - 1), LONGEST)
+    return min(PAUSE * 4.0 ** (min(tries, 20) - 1), MAX_PAUSE)
 
 
 def named(error: BaseException) -> str:
@@ -127,7 +127,7 @@ def _encoded(entry: JobState) -> str:
 
 
 def kept(backend: Backend) -> dict[JobName, JobState]:
-    """The jobs of a tenant that somebody is at, or that failed, each as it was last kept."""
+    """Return the state of each job of a tenant that a worker holds, or that failed."""
     entries = {}
     for name, value in backend.settings.all().items():
         job = _job(name)
@@ -150,7 +150,7 @@ def _entry(value: str) -> JobState:
 
 
 def take(backend: Backend, job: JobName, *, lease: float = LEASE, rests: bool = True) -> JobClaim | None:
-    """Have a job for a while; None if another has it, or it rests because it failed.
+    """Claim a job for a while. Returns None if another worker has it, or if it pauses after a failure.
 
     Args:
         rests: whether it rests that has killed its workers; not so what is only held while jobs are done that rest themselves.
@@ -197,7 +197,7 @@ def renewing(claim: JobClaim) -> Iterator[JobClaim]:
 
 
 def settle(backend: Backend, jobs: Collection[JobName]) -> None:
-    """Keep nothing more of jobs that are not to be done any more; what somebody is at stays.
+    """Remove the states of jobs that are no longer to be done, except those that a worker holds.
 
     Raises:
         StoreBusy, StoreFull, StoreReadOnly.
@@ -210,7 +210,7 @@ def settle(backend: Backend, jobs: Collection[JobName]) -> None:
 
 
 def try_again(backend: Backend) -> int:
-    """Let what failed be tried again at once; returns how many jobs that are. What somebody is at stays his.
+    """Make failed jobs due at once and return their number. Jobs that a worker holds stay as they are.
 
     Raises:
         StoreBusy, StoreFull, StoreReadOnly.

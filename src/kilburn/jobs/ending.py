@@ -88,7 +88,7 @@ class TimeToLive(msgspec.Struct, frozen=True, kw_only=True):
             raise SpecError("a time to live that makes no sense", advice="give 0 or more, and forget no earlier than you archive")
 
     def decide(self, use: SessionUse, now: float) -> Ending | None:
-        """What is due for a session at this time; None where nothing is, or something holds it."""
+        """Return the action that is due for a session at this time, or None if nothing is due or something holds the session."""
         if use.held or self == TimeToLive():
             return None
         age = now - use.used
@@ -116,7 +116,7 @@ class Coolness(msgspec.Struct, frozen=True, kw_only=True):
     least: int = 100
 
     def choose(self, texts: Iterable[TextUse], now: float) -> list[str]:
-        """The digests of the texts that are cold at this time; a text is as warm as the warmest page with it."""
+        """Return the digests of the texts that are cold at this time. A text is as warm as the warmest page with it."""
         warmest: dict[str, TextUse] = {}
         for text in texts:
             warmer = warmest.get(text.digest, text)
@@ -146,7 +146,7 @@ class Expired(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_rule(backend: Backend) -> TimeToLive | None:
-    """The tenant's rule; None where it has none.
+    """Return the tenant's rule, or None if it has none.
 
     Raises:
         StoreCorrupt: it cannot be read.
@@ -230,7 +230,7 @@ def expire(
 
 
 def due(backend: Backend, rule: TimeToLive, now: float) -> dict[Ending, set[int]]:
-    """The numbers of the sessions for which something is due at this time and that nothing holds, with their branches'."""
+    """Return the numbers of the sessions for which an action is due at this time and that nothing holds, with their branches."""
     numbers: dict[Ending, set[int]] = {stage: set() for stage in Ending}
     for info, below, use, stage in _due(backend, rule, now):
         if not use.held:
@@ -245,7 +245,7 @@ def _dry(store: Store, info: SegmentInfo) -> tuple[Erasure, str]:
 def _forget(
     store: Store, info: SegmentInfo, rule: TimeToLive, now: float, report: Callable[[Erasure], object], lease: float
 ) -> tuple[Erasure | None, str]:
-    """Forget a session: its receipt, or why it is left alone; "" where it is not due any more."""
+    """Forget a session and return its receipt, or the reason why it is left alone; "" if it is not due any more."""
     backend = store.backend
     claim = take(backend, JobName(FORGET, info.number), lease=lease)
     if claim is None:
@@ -274,8 +274,8 @@ def _forget(
 
 
 def _due(backend: Backend, rule: TimeToLive, now: float) -> Iterator[tuple[SegmentInfo, list[SegmentInfo], SessionUse, Ending]]:
-    """The sessions that are due, oldest first, with their branches, and what a rule may know of each. What is held is among them.
-    A branch ends with its session, or because nobody has continued it."""
+    """Yield the sessions that are due, oldest first, with their branches and the facts that a rule may know of each. Held
+    sessions are included. A branch expires with its session, or because nobody has continued it."""
     forks: dict[int, Fork] = {}
     infos = backend.segments()
     names = {info.name for info in infos}
@@ -325,7 +325,8 @@ def _is_alone(backend: Backend, info: SegmentInfo) -> bool:
 
 
 def _used(backend: Backend, info: SegmentInfo, now: float, *, begun: bool = False) -> float:
-    """When a session was last used. A wrong clock may have dated events in the future: the last event's own clock then counts.
+    """Return when a session was last used. A wrong clock may have dated events in the future: then the last event's own clock
+    counts.
 
     Args:
         begun: whether a rule has begun to forget it: what that wrote is no use of it.
@@ -344,7 +345,7 @@ def _is_ours(event: Event) -> bool:
 
 
 def _note(backend: Backend, info: SegmentInfo, now: float, why: str) -> None:
-    """Write a note behind the last event of a segment.
+    """Write a note after the last event of a segment.
 
     Raises:
         StoreStale: it is not the last any more.
@@ -358,8 +359,8 @@ def _is_dropped(event: Event) -> bool:
 
 
 def _begin(backend: Backend, info: SegmentInfo, rule: TimeToLive, now: float, *, begun: bool) -> bool:
-    """Whether a session is to be forgotten by now. Then its ledger and those of its branches say so, each behind the event that
-    was its last when the rule decided: whoever has used one of them since keeps them all."""
+    """Return whether a session is to be forgotten by now. If so, its ledger and those of its branches record it, each after the
+    event that was its last when the rule decided, so a later use of one of them keeps them all."""
     current = backend.segment(info.name, time=0.0, create=False)
     if current is None or current.number != info.number or current.damaged:
         return False
@@ -413,7 +414,7 @@ def _keep_receipt(backend: Backend, receipt: KeptReceipt) -> None:
 
 
 def _held(backend: Backend, info: SegmentInfo, below: list[tuple[SegmentInfo, Fork]]) -> str:
-    """Why a session is left alone; "" where nothing holds it."""
+    """Return why a session is left alone, or "" if nothing holds it."""
     if _is_pinned(backend, info.number):
         return "a person pinned a page of it"
     for branch, fork in below:
@@ -428,7 +429,8 @@ def _held(backend: Backend, info: SegmentInfo, below: list[tuple[SegmentInfo, Fo
 
 
 def _is_pinned(backend: Backend, number: int, *, but: int = 0) -> bool:
-    """Whether a person has pinned a page in a session. What a branch has from its parent has no row there: its ledger says it."""
+    """Return whether a person has pinned a page in a session. Inherited pages of a branch have no row there, so its ledger
+    tells."""
     pins = {page: event.number for event in backend.events(number, act=Act.PIN) if event.policy == "user" for page in event.pages}
     pins.pop(but, None)
     if not pins:
@@ -439,7 +441,7 @@ def _is_pinned(backend: Backend, number: int, *, but: int = 0) -> bool:
 
 
 def _only_in(backend: Backend, numbers: Collection[int]) -> set[str]:
-    """The texts of segments that no other segment has, too."""
+    """Return the texts of segments that no other segment has."""
     inside, outside = set[str](), set[str]()
     for info in backend.segments():
         digests = inside if info.number in numbers else outside
@@ -466,8 +468,8 @@ def cool(store: Store, rule: Coolness, *, dry: bool = False) -> Moved:
 
 
 def _texts(backend: Backend, rule: Coolness, now: float) -> Iterator[TextUse]:
-    """What a rule may know of each text. Facts and notes are short and searched all the time: they stay. Of a damaged segment,
-    what can be read."""
+    """Yield the facts that a rule may know of each text. Facts and notes stay, because they are short and searched all the time.
+    A damaged segment yields its readable texts."""
     for info in backend.segments():
         if not info.damaged:
             with suppress(StoreCorrupt):

@@ -156,8 +156,8 @@ def known(
 def _noted(
     notes: Sequence[StandingNote], tokens: int, count: Callable[[str], int]
 ) -> tuple[str, list[StandingNote], list[StandingNote]]:
-    """Notes within so many tokens, quoted, those that are shown, and of these the ones that are cut: if need be the last ones
-    are, at the end of a line if that is near, then left out."""
+    """Return the notes within a budget of tokens, quoted; those that are shown; and of these the shortened ones. If necessary,
+    the last notes are cut, near the end of a line, and then left out."""
     max_chars = max(0, tokens) * WIDEST
     quoted_notes = [_cut(piece, max_chars) if len(piece.text) > max_chars else (piece.heading, piece.text) for piece in notes]
 
@@ -186,7 +186,7 @@ def _noted(
 
 
 def _cut(piece: StandingNote, characters: int) -> tuple[str, str]:
-    """The heading and the beginning of a note of which not all is shown."""
+    """Return the heading and the beginning of a note that is not shown whole."""
     text = piece.text[:characters]
     ends = text.rfind("\n") + 1
     text = text[:ends] if ends > len(text) // 2 else text
@@ -279,7 +279,7 @@ def _asked_in(session: Session, window: WindowState) -> str:
 def bring(
     session: Session, tokens: int, earlier: Sequence[Session] = (), *, beside: Sequence[Key] = (), turn: int | None = None
 ) -> Brought | None:
-    """What the user's latest message may be about and the window does not show; None for nothing.
+    """Return passages that the user's latest message may be about and that the window does not show; None if there are none.
 
     A passage that an excerpt in the window shows is not brought again: what the policy has chosen for this prompt comes first.
     Its page is named all the same, so that what the model answers cites it.
@@ -317,7 +317,7 @@ def _brought(session: Session, text: str, tokens: int, hits: Sequence[tuple[Key,
 def _hits(
     session: Session, kernel: Kernel, tokens: int, earlier: Sequence[Session]
 ) -> tuple[list[tuple[Key, Found]], list[tuple[Key, Found]]]:
-    """The passages that match, with the pages that they are of: those to bring, and the best of those that the window shows."""
+    """Return the matching passages with their pages: those to bring, and the best of those that the window shows."""
     name, owner, window = session.name, session.contents.owner, kernel.window
     query = _asked_in(session, window)
     numbers = {info.name: info.number for info in (*session.branches.below(), *(parent.info for parent in earlier))}
@@ -345,7 +345,7 @@ def _hits(
 
 
 def _shown(window: WindowState) -> dict[int, list[tuple[int, int]]]:
-    """The passages that excerpts in the window show, by their pages: those in the place of pages, and those beside them."""
+    """Return the passages that excerpts in the window show, by page: those that replace pages, and those beside them."""
     spans_by_page: dict[int, list[tuple[int, int]]] = {}
     for page in (window.pages[number] for number in window.made):
         for source, spans in page.parts or [(source, page.spans) for source in page.sources if page.spans]:
@@ -354,7 +354,7 @@ def _shown(window: WindowState) -> dict[int, list[tuple[int, int]]]:
 
 
 def _unshown(hit: Found, shown_spans: Sequence[tuple[int, int]]) -> list[Found]:
-    """What of a passage is not shown; nothing where half of it is."""
+    """Return the parts of a passage that are not shown; none if at least half of it is shown."""
     unshown: list[tuple[int, int]] = [hit.span]
     for start, stop in shown_spans:
         cut = [piece for first, last in unshown for piece in ((first, min(last, start)), (max(first, stop), last))]
@@ -426,8 +426,8 @@ def keep(
     said: Digests | None = None,
     after: int | None = None,
 ) -> None:
-    """Append what a model answered to a prompt with these pages beside it: it cites them. If one of them was forgotten while
-    the model spoke, the answer is forgotten too.
+    """Append a model's answer to a prompt with these pages beside it; the answer cites them. If one of them was forgotten during
+    the model call, the answer is forgotten too.
 
     Args:
         more: what is appended with it.
@@ -458,7 +458,7 @@ def keep(
 
 
 def citing(message: Message, pages: Sequence[Key], own_number: int) -> Message:
-    """A message that cites pages, in the session with the number `own`."""
+    """Return a message that cites pages, in the session with the number `own_number`."""
     sources = dict.fromkeys([*message.sources, *(page for number, page in pages if number == own_number)])
     cites = dict.fromkeys([*message.cites, *(key for key in pages if key[0] != own_number)])
     return msgspec.structs.replace(message, sources=tuple(sources), cites=tuple(cites))

@@ -245,7 +245,7 @@ def _is_own(session: Session, name: str) -> bool:
 
 
 def _away(session: Session, address: str) -> tuple[str, str] | None:
-    """The name and the address there, of a page beyond the session and its branches: `work p17`."""
+    """Return the name and address of a page beyond the session and its branches: `work p17`."""
     name, _, page_address = address.strip().rpartition(" ")
     try:
         parse_address(page_address)
@@ -318,7 +318,8 @@ def _attachments(recalled: Recalled, room: int) -> dict[int, tuple[tuple[Part, .
 
 
 def _cut(query: _Recall, capacity: int, texts: Sequence[tuple[str, str]]) -> tuple[list[tuple[str, str]], list[int], str]:
-    """The stretch of pages' texts that was asked for: with their headings; which of them; what is left, in words.
+    """Return the requested stretch of pages' texts with their headings, the indexes of these pages, and a description of the
+    remainder.
 
     Raises:
         KernelError: the offset is behind the end.
@@ -350,7 +351,7 @@ def _readable_segment(session: Session, name: str, reach: Reach) -> SegmentInfo:
 
 
 def _rows(session: Session, info: SegmentInfo, address: str) -> list[tuple[Page, State]]:
-    """Pages of another segment, from the store: nobody's window moves by that."""
+    """Read pages of another segment from the store; no window changes."""
     first, last = parse_address(address)
     if last - first >= MAX_ADDRESS_PAGES:
         raise KernelError(f"{address} names {last - first + 1:,} pages", advice=f"name {MAX_ADDRESS_PAGES:,} at most")
@@ -374,7 +375,7 @@ def _below(session: Session, name: str) -> str:
 
 
 def _reply(session: Session, text: str, pages: Sequence[tuple[Session, int]]) -> MemoryReply:
-    """A reply with the pages that its text is from. What a branch inherited is cited where it was made."""
+    """Return a reply with the pages that its text is from. An inherited page of a branch is cited in the session that made it."""
     sources = [page for owner, page in pages if owner is session]
     cites = [(owner.contents.owner(page), page) for owner, page in pages if owner is not session]
     number_here = session.number
@@ -391,7 +392,7 @@ def _told(pieces: Sequence[tuple[str, str]], remainder: str = "") -> str:
     heading.
 
     Args:
-        left: a last line, added by us.
+        remainder: a last line, added by us.
     """
     nonce = nonce_of("".join(text for _, text in pieces))
     blocks = [f"[{nonce} {origin}]\n{text}" for origin, text in pieces]
@@ -399,7 +400,7 @@ def _told(pieces: Sequence[tuple[str, str]], remainder: str = "") -> str:
 
 
 def page_origin(session: Session, page: Page) -> str:
-    """Who said it, and when: `tool read, 2026-01-31 12:05 UTC`."""
+    """Return who said it, and when: `tool read, 2026-01-31 12:05 UTC`."""
     window = session.window
     who = f"tool {window.pages[page.answers].name}" if page.answers else str(page.role)
     return f"{who}, {_day(page.time)}" + (", superseded" if window.at(page.id) == Place.RETIRED else "")
