@@ -286,7 +286,7 @@ def begin(
         values = {key: _bounded(value) for key, value in {**shared, **attributes}.items() if value is not None and value != ""}
         real = tracer_in_use.start_span(
             name.strip()[:MAX_TEXT],
-            context=None if headers is None or api.get_current_span().get_span_context().is_valid else _parent_of(headers),
+            context=None if headers is None or api.get_current_span().get_span_context().is_valid else _parse_parent(headers),
             kind=api.SpanKind[kind],
             attributes=values,
             start_time=None if at is None else int(at * 1e9),
@@ -438,7 +438,7 @@ def _pieces(new_span: Span, model: Model, request: Request) -> Iterator[Delta | 
             close()
 
 
-def _parent_of(headers: Mapping[str, str]) -> Any:
+def _parse_parent(headers: Mapping[str, str]) -> Any:
     """Return the context that headers name; an empty one if they name none."""
     present = {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
     return _w3c().extract(present, sys.modules["opentelemetry.context"].Context())

@@ -15,7 +15,7 @@ import kilburn
 from kilburn.kernel.session import Session
 from kilburn.prices import PRICES, Prices
 from kilburn.search.embedders.hashing import Hashing
-from kilburn.selection.bringing import pays, questions_of
+from kilburn.selection.bringing import extract_questions, pays
 from kilburn.testing import check_laws
 
 WORDS = [
@@ -293,7 +293,7 @@ def test_the_line_that_defines_what_is_asked_is_brought_with_its_number() -> Non
 
 def test_questions_are_the_sentences_with_a_question_mark() -> None:
     text = "I read simplify.py today. What is in it?\nThanks! 何ですか？ はい。"
-    assert questions_of(text) == ["What is in it?", "何ですか？"]
+    assert extract_questions(text) == ["What is in it?", "何ですか？"]
 
 
 def test_a_remark_brings_less_than_a_question() -> None:

@@ -55,7 +55,7 @@ def test_a_file_of_swe_agent_is_one_run(tmp_path: Path, name: str, indent: int |
     assert run.name == "r"
     assert run.trajectory is not None
     assert (run.trajectory.head, run.trajectory.steps) == (RUN.head, RUN.steps)
-    assert run.messages == messages_of(RUN)
+    assert run.messages == trajectory_messages(RUN)
     assert [message["role"] for message in run.messages] == ["system", "user", *("assistant", "tool") * 2, "assistant"]
     said = kilburn("import", file, "--db", tmp_path / "agent.db", "--json")
     assert [(one["session"], one["pages"]) for one in said.json["sessions"]] == [("r", 8)]

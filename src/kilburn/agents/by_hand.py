@@ -115,14 +115,14 @@ class WindowChange(NamedTuple):
 
     def figures(self) -> dict[str, Any]:
         """Return the fields that programs get as JSON."""
-        return {"session": self.session, "done": DONE[self.verb], "pages": self.pages, "use": self.use}
+        return {"session": self.session, "done": VERBS[self.verb], "pages": self.pages, "use": self.use}
 
 
 def change(session: Session, verb: str, address: str = "", *, why: str = "", tokens: int | None = None) -> WindowChange:
     """Change the window of a session.
 
     Args:
-        verb: a key of `DONE`.
+        verb: a key of `VERBS`.
         address: the pages that are evicted, pinned or unpinned.
         why: a reason for the ledger.
         tokens: see `undo`.

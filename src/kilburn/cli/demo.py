@@ -17,7 +17,7 @@ import typer
 from typer import Option
 
 from kilburn.cli.access import Advanced
-from kilburn.cli.model_loading import closing_model, model_of
+from kilburn.cli.model_loading import closing_model, open_model
 from kilburn.cli.screen import Done, progress, table
 from kilburn.cli.shell import Json, app
 from kilburn.demo.job import ENOUGH, DemoPlan, JobResult, Report, perform
@@ -85,7 +85,7 @@ def demo(
         enough=None if full else ENOUGH,
     )
     with _progress() as report:
-        writer = model_of(model, lambda name, completed, total: report("fetch", completed, total, f"bytes of {name}"))
+        writer = open_model(model, lambda name, completed, total: report("fetch", completed, total, f"bytes of {name}"))
         with closing_model(writer):
             results = perform(plan, writer, report)
     if json:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 from typer import Argument, Option
 
-from kilburn.backends.places import is_url, name_of
+from kilburn.backends.places import canonical_name, is_url
 from kilburn.cli.commands import command_group
 from kilburn.cli.screen import table
 from kilburn.cli.shell import Json, Tenant

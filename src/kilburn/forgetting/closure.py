@@ -21,7 +21,7 @@ from kilburn.page import Page, Place, address_of
 Key = tuple[int, int]
 """A page of the tenant: (number of the segment, page id)."""
 
-TRIES = 20
+MAX_ATTEMPTS = 20
 """Attempts at a forgetting that other writers add to."""
 
 
@@ -96,7 +96,7 @@ def forget(
     raised = list[Exception]() if errors is None else errors
     keys = None if closure_keys is None else list(closure_keys)
     with ExitStack() as leaving:
-        for remaining_tries in reversed(range(TRIES)):
+        for remaining_tries in reversed(range(MAX_ATTEMPTS)):
             try:
                 if keys is None:
                     keys = closure(home, root_pages)

@@ -34,7 +34,7 @@ UNREACHED = (
 
 Rows = Mapping[Key, tuple[Page, State]]
 
-TRIES = 20
+MAX_ATTEMPTS = 20
 """Attempts at forgetting a segment that another writer adds to."""
 
 
@@ -122,7 +122,7 @@ def make_receipt(home: Home, keys: Sequence[Key], receipt: Erasure) -> Erasure:
     rows = backend.read(keys)
     for (number, page), (page_row, _) in rows.items():
         pages.setdefault(number, []).append(page)
-        places[_place_of(page_row, kinds[number])] += 1
+        places[_describe_place(page_row, kinds[number])] += 1
     places["index entries"] = sum(map(len, backend.words.entries(keys).values()))
     cited = {segment for page_row, _ in rows.values() for segment, _ in page_row.cites} - pages.keys()
     stays = [(names[number], "what goes was made from it") for number in sorted(cited) if number in names]
@@ -209,7 +209,7 @@ def described(
     return report | {key: value for key, value in msgspec.structs.asdict(receipt).items() if key != "asked"}
 
 
-def _place_of(page: Page, kind: SegmentKind) -> str:
+def _describe_place(page: Page, kind: SegmentKind) -> str:
     if kind in (SegmentKind.DOCUMENT, SegmentKind.NOTES):
         return "chunks" if kind is SegmentKind.DOCUMENT else "notes"
     if page.kind in (Kind.FACT, Kind.ENTITY):
@@ -261,7 +261,7 @@ def erase(home: Home, roots: Mapping[int, Iterable[int]], keys: Sequence[Key], w
 def _erase(home: Home, number: int, name: str, why: str, errors: list[Exception]) -> None:
     """Forget a segment as a whole, with its branches."""
     with ExitStack() as leaving:
-        for remaining_tries in reversed(range(TRIES)):
+        for remaining_tries in reversed(range(MAX_ATTEMPTS)):
             _erase_branches(home, number, name, why, errors)
             if page_ids := _left_in(home, number):
                 forget(home, {number: page_ids}, why, errors=errors)

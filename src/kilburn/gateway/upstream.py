@@ -39,7 +39,7 @@ from kilburn.gateway.messages import MessagesForm as MessagesForm
 from kilburn.gateway.problems import has_openai_api
 from kilburn.gateway.threads import in_thread
 from kilburn.model import Delta, Model, Reply, Request
-from kilburn.models.provider_errors import MESSAGE_LETTERS, error_of
+from kilburn.models.provider_errors import MESSAGE_LETTERS, provider_error
 from kilburn.tokens.choice import counter_for
 from kilburn.wire import chat, messages
 from kilburn.wire.compaction import betas_for
@@ -87,7 +87,7 @@ REPLY = 4096
 UNLIMITED = 1 << 40
 """The same for the chat form, which requires no value."""
 
-LARGEST = 1 << 28
+MAX_ANSWER_BYTES = 1 << 28
 """Maximum size of a whole answer, in bytes."""
 
 LARGE = 1 << 18
@@ -485,7 +485,7 @@ async def _pieces_of_reply(name: str, answer: Response, form: Form) -> AsyncGene
     else:
         raise Unavailable(f"{name} sent no valid reply", advice="check the upstream")
     if reading.failed is not None:
-        raise error_of(name, None, reading.failed, "")
+        raise provider_error(name, None, reading.failed, "")
     yield reading.reply()
 
 
@@ -510,7 +510,7 @@ async def _refusal(name: str, answer: Response, form: Form) -> Response:
     except NOT_JSON:
         decoded = None
     text = body[:MESSAGE_LETTERS].decode("utf-8", "replace")
-    error = error_of(name, answer.status, decoded, text, answer.headers)
+    error = provider_error(name, answer.status, decoded, text, answer.headers)
     if isinstance(error, Overlong | ToolsRefused):
         raise error
     inner = decoded.get("error", decoded) if isinstance(decoded, dict) else None
@@ -638,7 +638,7 @@ class _Thread:
         self._ended = True
 
 
-async def gathered(answer: Response, max_bytes: int = LARGEST) -> bytes:
+async def gathered(answer: Response, max_bytes: int = MAX_ANSWER_BYTES) -> bytes:
     """Return an answer's whole body.
 
     Raises:

@@ -1,6 +1,6 @@
 """A messages endpoint that manages the context itself: every request carries the same edits.
 
-`Editing(Messages("..."), edits_of(policy))` lets the provider do what the policy does here. If it compacts, its block
+`Editing(Messages("..."), provider_edits(policy))` lets the provider do what the policy does here. If it compacts, its block
 comes back in the reply, and is sent first from then on. The pages that the block stands for stay in the window until
 the session's policy, `compact(provider=True)`, evicts them.
 """
@@ -25,7 +25,7 @@ class Editing:
 
     Args:
         model: a model of the "messages" form.
-        edits: the `context_management` of every request (see `kilburn.wire.editing.edits_of`), or {} for
+        edits: the `context_management` of every request (see `kilburn.wire.editing.provider_edits`), or {} for
             none: compaction blocks are then sent as below, and none is asked for.
 
     Raises:

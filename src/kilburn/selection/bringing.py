@@ -22,11 +22,11 @@ from kilburn.policy import View
 from kilburn.prices import Prices
 from kilburn.remembered import remembered
 from kilburn.retrieval import STOP
-from kilburn.selection.excerpts import flow_of, said_of, shown_texts
+from kilburn.selection.excerpts import focus_texts, mean_message_tokens, shown_texts
 from kilburn.selection.identifiers import identifiers
-from kilburn.selection.passages import lines_of, runs_of, words_of
-from kilburn.selection.selection import HEADING, MARK, PagePassage, candidates_of, joined, new_share
-from kilburn.selection.signs import Sign, sign_of
+from kilburn.selection.passages import comparable_lines, count_words, word_runs
+from kilburn.selection.selection import HEADING, MARK, PagePassage, joined, new_share, page_candidates
+from kilburn.selection.signs import Sign, classify_line
 
 HITS = 100
 """Passages that the search is asked for, at most."""
@@ -39,10 +39,10 @@ BRIEF, SHORT = 12, 80
 """Words of a message that is taken as a question without its mark, and of an agent's plan that is searched for by its words; of
 one that a person typed, at most."""
 
-ASKED = 0.35
+QUESTION_SHARE = 0.35
 """Share of the best score that a passage needs where somebody asks."""
 
-UNASKED, SURE, FEW = 0.8, 0.8, 3
+OTHER_SHARE, MIN_CONFIDENCE, MIN_WORDS = 0.8, 0.8, 3
 """The same where nobody does; how likely an answer must be then, and words that must be searched for."""
 
 WHOLE, GRAIN, MATCH = 800, 300, 0.5
@@ -69,10 +69,10 @@ NAME_KINDS = ("call", "dotted", "error", "name")
 ERRORS = (Sign.FRAME, Sign.ERROR, Sign.FAILED)
 """Lines of a tool's output in which names are looked for."""
 
-LATELY = 12
+RECENT_PAGES = 12
 """Newest pages in which it is looked for whether the agent goes on after its own words."""
 
-STILL = 0.5
+MIN_OVERLAP = 0.5
 """Share of a copy, by characters, that must be wanted still so that it stays."""
 
 MARKS = ("?", "？", "؟")
@@ -88,8 +88,8 @@ _ESCAPE = re.compile(r"\\[nrt]|\"\w+\"\s*:")
 _ENDS = re.compile(r"(?<=[.!?])\s+|(?<=[。！？؟])|\n")
 
 
-def copies_of(view: View) -> list[Page]:
-    """The copies that may leave."""
+def removable_copies(view: View) -> list[Page]:
+    """Return the copies that may leave."""
     return [view.page(number) for number in sorted(view.copies) if number not in view.pins]
 
 
@@ -144,14 +144,14 @@ def leaves(view: View, copy: Page, passages: Sequence[PagePassage], prices: Pric
     """Return whether a copy is not wanted any more, and it pays that it leaves now: it would leave anyway with the next edit in
     front, when the window is full. What was brought for the user's request is wanted until the user says something else."""
     overlap = _overlap(copy.parts, passages)
-    if overlap >= STILL or (overlap and not is_typed(view)):
+    if overlap >= MIN_OVERLAP or (overlap and not is_typed(view)):
         return False
     behind = list(takewhile(lambda page: page.id != copy.id, reversed(view.pages)))
     if not is_typed(view) and any(page.id == view.task_page for page in behind):
         return False
     # No prompt had the newest message yet, nor what the assistant said before it.
     cached = dropwhile(lambda page: page.role is Role.ASSISTANT, dropwhile(view.is_latest, behind))
-    prompts = max(0, view.budget.capacity - view.use) / flow_of(view) / 2
+    prompts = max(0, view.budget.capacity - view.use) / mean_message_tokens(view) / 2
     return pays(copy.tokens, sum([page.tokens for page in cached]), prompts, prices)
 
 
@@ -314,7 +314,7 @@ def _names_in(view: View, step: Sequence[Page]) -> set[str]:
     for page in step:
         text = view.text(page.id)[-STEP_CHARS:]
         if page.role is not Role.ASSISTANT:
-            text = "\n".join([line for line in text.split("\n") if sign_of(line) in ERRORS])
+            text = "\n".join([line for line in text.split("\n") if classify_line(line) in ERRORS])
         mentions = [mention.text for mention in identifiers(_ESCAPE.sub(" ", text)) if mention.kind in NAME_KINDS]
         names.update([re.split(r"[.:]+", mention)[-1].lower() for mention in mentions])
     return {name for name in names if len(name) >= MIN_NAME_CHARS}
@@ -335,7 +335,7 @@ def _passages(view: View, hits: Iterable[Hit], words: Set[str], names: Set[str],
         if page.kind is not Kind.FOLD and not page.is_atomic:
             text = view.text(page.id)
             grain = len(text) if len(text) <= (max_chars if page.kind is Kind.TEXT else WHOLE) else GRAIN
-            cut = partial(candidates_of, text, page.id, page.message, str(page.role), grain)
+            cut = partial(page_candidates, text, page.id, page.message, str(page.role), grain)
             spans = [None] if grain > GRAIN else [*_definitions(text, names), hit.span]
             groups += [cut(span) for span in spans]
     times = Counter(word for passages in groups for passage in passages for word in words & passage.passage.words.keys())
@@ -352,13 +352,13 @@ def _definitions(text: str, names: Set[str]) -> Iterator[Span]:
             yield text.rfind("\n", 0, match.start()) + 1, text.find("\n", match.end()) % (len(text) + 1)
 
 
-def query_of(view: View) -> tuple[str, bool]:
-    """What is searched for, and whether the user just asked it."""
+def build_query(view: View) -> tuple[str, bool]:
+    """Return the text to search for, and whether the user just asked it."""
     if is_typed(view):
         text = view.task[-QUERY:]
-        questions = questions_of(text)
+        questions = extract_questions(text)
         return " ".join(questions) or text, bool(questions) or len(text.split()) <= BRIEF
-    return "\n".join([text[-QUERY:] for text, weight in said_of(view) if weight >= HALF]), False
+    return "\n".join([text[-QUERY:] for text, weight in focus_texts(view) if weight >= HALF]), False
 
 
 def is_typed(view: View) -> bool:
@@ -372,8 +372,8 @@ def is_chat(view: View) -> bool:
     return short and all(page.kind is Kind.TEXT for page in view.latest()) and not _goes_on(view)
 
 
-def questions_of(text: str) -> list[str]:
-    """The sentences of a text that end with a question mark."""
+def extract_questions(text: str) -> list[str]:
+    """Return the sentences of a text that end with a question mark."""
     return [sentence for sentence in _ENDS.split(text) if sentence.rstrip().endswith(MARKS)]
 
 
@@ -390,7 +390,7 @@ def is_due(view: View) -> bool:
 
 def _goes_on(view: View) -> bool:
     """Whether the agent lately said something after its own words, so that the next prompt may come after them."""
-    pages = [page for page in islice(reversed(view.pages), LATELY) if page.id not in view.copies]
+    pages = [page for page in islice(reversed(view.pages), RECENT_PAGES) if page.id not in view.copies]
     return any(
         page.role is following.role is Role.ASSISTANT and page.message != following.message for page, following in pairwise(pages)
     )

@@ -14,7 +14,7 @@ from kilburn.errors import MissingExtra
 from kilburn.tokens.families import Bound, FamilyEstimate
 from kilburn.tokens.shape import PatternWeights
 
-OLD = PatternWeights(
+OLD_WEIGHTS = PatternWeights(
     start=103,
     shape={
         "aA": 5, "A": 16, "AA": 6, "000": 27, ".": 5, ".n.n": 170, " " * 16: 93, "n": 7, "l": 61, "g": 44, "h": 53, "i": 168,
@@ -23,7 +23,7 @@ OLD = PatternWeights(
     word={" a": 48, "aaaaa": 32, "aaaaaaaa": 46},
     sound={"cccc": 41, "vvv": 28},
 )  # fmt: skip
-NEW = PatternWeights(
+NEW_WEIGHTS = PatternWeights(
     start=103,
     shape={
         "A": 48, "AA": 1, "0": 3, "000": 9, ".": 27, ".n.n": 110, " " * 16: 93, "n": 23, "l": 88, "g": 44, "h": 55, "i": 171,
@@ -38,8 +38,9 @@ SHARE = {"old": 103, "new": 95}
 NUMBER = re.compile(r"(?<!\d)(\d{1,2})(?:[-.](\d{1,2}))?(?!\d)")
 
 
-def generation_of(name: str) -> str:
-    """ "old" for Claude 3 up to 4.6; "new" from 4.7 on (Opus 4.7, Sonnet 5 and later), and for a name without a number."""
+def model_generation(name: str) -> str:
+    """Return "old" for Claude 3 up to 4.6, and "new" from 4.7 on (Opus 4.7, Sonnet 5 and later) and for a name without a
+    number."""
     version = NUMBER.search(name.lower().partition("claude")[2])
     if version is None:
         return "new"
@@ -57,8 +58,8 @@ class Claude(FamilyEstimate):
     """
 
     def __init__(self, name: str) -> None:
-        generation = generation_of(name)
-        weights, family = (NEW, "claude-large") if generation == "new" else (OLD, "claude")
+        generation = model_generation(name)
+        weights, family = (NEW_WEIGHTS, "claude-large") if generation == "new" else (OLD_WEIGHTS, "claude")
         super().__init__(name, (Bound({"o200k_base": SHARE[generation]}, weights),), family=family)
 
 

@@ -95,7 +95,7 @@ def read_trajectory(value: dict[str, Any], where: str, otherwise: str) -> Trajec
     for number, step in enumerate(value[name], start=1):
         if not KEYS & step.keys():
             raise InvalidMessage(f"{where}: {name}[{number - 1}] has no thought, action or observation", advice=ADVICE)
-    head = tuple(HeadMessage(turn.role, _text_of(turn.content, where)) for turn in run.head or _first(run.history))
+    head = tuple(HeadMessage(turn.role, _content_text(turn.content, where)) for turn in run.head or _first(run.history))
     return Trajectory(run.id or otherwise, head, tuple(map(_step, run.steps or run.trajectory)))
 
 
@@ -112,7 +112,7 @@ def _first(history: Iterable[_HeadLine]) -> Iterator[_HeadLine]:
         yield turn
 
 
-def _text_of(content: Any, where: str) -> str:
+def _content_text(content: Any, where: str) -> str:
     """Return the text of a message's content: a string, or blocks of text."""
     if content is None or isinstance(content, str):
         return content or ""
@@ -127,7 +127,7 @@ def _step(line: _StepLine) -> Step:
     return Step(thought or "", line.action or "", line.observation or "", line.task, line.user)
 
 
-def messages_of(run: Trajectory) -> list[dict[str, Any]]:
+def trajectory_messages(run: Trajectory) -> list[dict[str, Any]]:
     """Return a run as messages in the chat form: an action is a call of `run`, what came back its result."""
     return [*({"role": turn.role, "content": turn.content} for turn in run.head), *_told(run.steps)]
 

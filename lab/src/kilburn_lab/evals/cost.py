@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from kilburn.errors import SpecError
-from kilburn.prices import Prices, prices_of
+from kilburn.prices import Prices, find_prices
 from kilburn_lab.evals.baselines import HISTORY
 from kilburn_lab.evals.intervals import percentile_95
 from kilburn_lab.evals.outcomes import PolicyCounts
@@ -136,7 +136,7 @@ def rates_of(names: Sequence[str] | None = None, pause: float | None = None) -> 
     if pause is not None and not pause >= 0:
         raise SpecError(f"a pause of {pause:g} s", advice="give 0 or more seconds")
     chosen = dict.fromkeys(names or ("hosted", "local"))
-    tables = {name: PROVIDERS[name].prices if name in PROVIDERS else prices_of(name) for name in chosen}
+    tables = {name: PROVIDERS[name].prices if name in PROVIDERS else find_prices(name) for name in chosen}
     return Rates(tables=tables, pause=pause)
 
 

@@ -40,11 +40,11 @@ class PostgresTurnstile:
         self._db = Database(checked_url(url), patience=PATIENCE, durable=False, connections=connections)
         self._gateway, self._tidied = secrets.token_bytes(8), -IDLE
 
-    def count(self, asked: Sequence[Sequence[Demand]], held: Mapping[bytes, int]) -> list[Ruling]:
+    def count(self, requests: Sequence[Sequence[Demand]], answering: Mapping[bytes, int]) -> list[Ruling]:
         """See `Turnstile`."""
-        rows = [(request, place, *demand) for request, demands in enumerate(asked) for place, demand in enumerate(demands)]
+        rows = [(request, place, *demand) for request, demands in enumerate(requests) for place, demand in enumerate(demands)]
         columns = [list(column) for column in zip(*rows, strict=True)] if rows else [[], [], [], [], []]
-        values = (self._gateway, LEASE, list(held), list(held.values()), *columns)
+        values = (self._gateway, LEASE, list(answering), list(answering.values()), *columns)
 
         tidies = time.monotonic() >= self._tidied + IDLE
         if tidies:
@@ -59,7 +59,7 @@ class PostgresTurnstile:
         # What it answers is read when all was sent: it is one round trip.
         answer = self._db.write("counting", do, single=True)
         rulings = {request: Ruling(refused, wait) for request, refused, wait in answer.fetchall()}
-        return [rulings.get(request, Ruling()) for request in range(len(asked))]
+        return [rulings.get(request, Ruling()) for request in range(len(requests))]
 
     def close(self) -> None:
         """See `Turnstile`."""

@@ -76,12 +76,12 @@ class StoredKeys:
 
     @contextmanager
     def changing(self) -> Iterator[dict[str, bytes]]:
-        """All keys by their names; what is another one when the block ends is written. Whoever changes keys meanwhile waits."""
+        """Yield all keys by name, and write those that differ when the block ends. Other writers of keys wait meanwhile."""
         with self._db.together():
-            last, known = self._db.write("changing keys", self._locked)
-            bodies = dict(known)
+            last, stored_bodies = self._db.write("changing keys", self._locked)
+            bodies = dict(stored_bodies)
             yield bodies
-            changed = [(name, body) for name, body in bodies.items() if known.get(name) != body]
+            changed = [(name, body) for name, body in bodies.items() if stored_bodies.get(name) != body]
 
             def write(statements: Statements) -> None:
                 for number, (name, body) in enumerate(changed, last + 1):
