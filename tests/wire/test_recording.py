@@ -17,7 +17,7 @@ from cli.terminal import TALK, kilburn, program, write_jsonl
 from kilburn.cli.archive import gather
 from kilburn.errors import InvalidMessage, KilburnError
 from kilburn.wire.recording import read_lines, read_runs
-from kilburn.wire.trajectory import HeadMessage, Step, Trajectory, messages_of
+from kilburn.wire.trajectory import HeadMessage, Step, Trajectory, trajectory_messages
 
 HEAD = [{"role": "system", "content": "You fix bugs."}, {"role": "user", "content": "The parser drops a line."}]
 STEPS = [

@@ -99,7 +99,7 @@ def decider(receipts: Sequence[Receipt]) -> str:
     return next((policy for policy in policies if policy not in ("kernel", "user", ON_DEMAND)), POLICY)
 
 
-DONE = {"undo": "taken back", "evict": "let go", "pin": "kept", "unpin": "may leave again"}
+VERBS = {"undo": "taken back", "evict": "let go", "pin": "kept", "unpin": "may leave again"}
 """The verbs of `change`, and the words for each in the JSON of programs."""
 
 

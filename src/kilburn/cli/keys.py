@@ -70,7 +70,7 @@ def add(
     if json:
         emit({"key": secret, **_row(added)})
         return
-    place = name_of(file) if is_url(file) else file
+    place = canonical_name(file) if is_url(file) else file
     say(f"key {added.name} opens tenant {added.tenant}; it is shown only now, and {place} contains its hash")
     tell(secret)
 

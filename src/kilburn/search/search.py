@@ -234,7 +234,7 @@ class Searcher:
             passages = self._backend.words.search(text, segments=self._numbers, limit=limit)
             hits = [hit for hit in passages if hit.segment in self._infos and self._is_there(hit_key(hit))]
             useful = sum(not self.is_shown(hit_key(hit)) for hit in hits) if unseen else len(hits)
-            if len(passages) < limit or useful >= depth // 2 or limit >= DEEPEST or self._only:
+            if len(passages) < limit or useful >= depth // 2 or limit >= MAX_WORD_HITS or self._only:
                 return hits
             limit *= 8
 

@@ -167,7 +167,7 @@ def passages_asked(
         excerpt: what an excerpt of that plan keeps.
     """
     stays = view.pages if staying is None else staying
-    query, is_question = query_of(view)
+    query, is_question = build_query(view)
     chosen: list[PagePassage] = []
     if all(page.role is not Role.USER for page in view.latest()):
         chosen = yield from _sentences_about(view, min(room, REMINDER_TOKENS), stays, excerpt)
@@ -176,16 +176,16 @@ def passages_asked(
         if explaining is not None or len(query.split()) > BRIEF:
             return [*chosen, *(explaining or [])]
     room -= view.count(HEADING)
-    words = words_of(query).keys() - STOP
-    if not words or (not is_question and len(words) < FEW) or room <= 2 * view.handle:
+    words = count_words(query).keys() - STOP
+    if not words or (not is_question and len(words) < MIN_WORDS) or room <= 2 * view.handle:
         return chosen
     shown_ids = frozenset([page.id for page in stays if page.id > 0])
     answer = yield Find(query=query, limit=HITS, tokens=room, abstain=True, shown=shown_ids, by_words=not is_question)
-    if not answer.hits or (not is_question and answer.confidence < SURE):
+    if not answer.hits or (not is_question and answer.confidence < MIN_CONFIDENCE):
         return chosen
     texts = _texts_beside(view, [], stays, excerpt)
-    lines: set[str] = set().union(*map(lines_of, texts))
-    min_score = answer.hits[0].score * (ASKED if is_question else UNASKED)
+    lines: set[str] = set().union(*map(comparable_lines, texts))
+    min_score = answer.hits[0].score * (QUESTION_SHARE if is_question else OTHER_SHARE)
     hits = takewhile(lambda hit: hit.score >= min_score, answer.hits)
     pages = {passage.page for passage in chosen}
     names = words & {name.lower() for name in _CODE.findall(query)}
@@ -223,9 +223,9 @@ def _sentences_about(
         text = view.text(page)
         for start, stop, _ in own_sentences(text):
             sentence = text[start:stop]
-            shared = words & words_of(sentence).keys()
+            shared = words & count_words(sentence).keys()
             if shared and sentence[-1] not in MARKS and not any(sentence in other for other in texts):
-                passages = candidates_of(text, page, view.page(page).message, Role.USER, MAX_SENTENCE, (start, stop))
+                passages = page_candidates(text, page, view.page(page).message, Role.USER, MAX_SENTENCE, (start, stop))
                 sentences += [(passage, shared) for passage in passages]
     times = Counter(word for passage, shared in sentences for word in shared)
     rare = {word for word in names if times[word] <= RARE}
@@ -241,9 +241,9 @@ def _subjects_of(view: View, step: Sequence[Page]) -> tuple[set[str], set[str]]:
     for page in step:
         if page.role is Role.ASSISTANT:
             text = _ESCAPE.sub(" ", view.text(page.id)[-STEP_CHARS:])
-            names.update(words_of(" ".join([mention.text for mention in identifiers(text) if mention.kind != "number"])))
+            names.update(count_words(" ".join([mention.text for mention in identifiers(text) if mention.kind != "number"])))
             if len(text.split()) <= CALL_WORDS:
-                (names if page.kind is Kind.CALL else words).update(words_of(text))
+                (names if page.kind is Kind.CALL else words).update(count_words(text))
     names = {word for word in names if len(word) >= MIN_NAME_CHARS} - STOP
     return names, names | {word for word in words if len(word) >= MIN_NAME_CHARS} - STOP
 
@@ -265,7 +265,7 @@ def _passages_named(
     if not names or room <= 2 * view.handle:
         return None
     texts = _texts_beside(view, step, staying, excerpt)
-    hidden = names.difference(*map(runs_of, texts))
+    hidden = names.difference(*map(word_runs, texts))
     missing = hidden | names.difference(*map(_defined_names, texts))
     if not missing or len(missing) > MAX_NAMES:
         return None

@@ -114,15 +114,15 @@ def judge(
     sources = "\n".join(text for piece in pieces for text in (piece.label, piece.text))
     facts = key_facts(pieces)
     low = summary.lower()
-    missing = tuple(fact for fact in wanted if not _has(low, fact))
-    total = sum(fact.weight for fact in wanted)
+    missing = tuple(fact for fact in facts if not _has(low, fact))
+    total = sum(fact.weight for fact in facts)
     kept = 1.0 - sum(fact.weight for fact in missing) / total if total else 1.0
     named, invented = _invented(summary, f"{sources}\n{prompt}".lower())
     if len(invented) > max(1, MAX_INVENTED * named):
         return Judgement(Verdict.INVENTS, kept, missing, invented, f"{len(invented)} of {named} names and numbers occur nowhere")
     if kept < keep:
-        return Judgement(Verdict.DROPS, kept, missing, invented, f"keeps {kept:.0%} of {len(wanted)} key facts")
-    return Judgement(Verdict.DONE, kept, missing, invented, f"keeps {kept:.0%} of {len(wanted)} key facts")
+        return Judgement(Verdict.DROPS, kept, missing, invented, f"keeps {kept:.0%} of {len(facts)} key facts")
+    return Judgement(Verdict.DONE, kept, missing, invented, f"keeps {kept:.0%} of {len(facts)} key facts")
 
 
 def mended(

@@ -33,7 +33,7 @@ def read(path: str | Path) -> Iterator[Trajectory]:
     """
     for run in read_runs(path):
         told = run.trajectory
-        yield build_trajectory(run.name, run.messages) if told is None else msgspec.structs.replace(told, id=run.name)
+        yield trajectory_of(run.name, run.messages) if told is None else msgspec.structs.replace(told, id=run.name)
 
 
 def trajectory_of(id: str, messages: Iterable[dict[str, Any]]) -> Trajectory:

@@ -444,7 +444,7 @@ class PostgresSettings(_Part):
         key, seal = name.encode(), b"" if value is None else compute_seal("setting", self._number, name.encode(), value.encode())
 
         def do(statements: Statements) -> bool:
-            own = self._number, key
+            setting_key = self._number, key
             if expected is None and value is None:
                 row = statements.row(
                     "SELECT 1 WHERE NOT EXISTS(SELECT FROM kilburn.setting WHERE tenant = %s AND name = %s)", *setting_key
@@ -457,13 +457,13 @@ class PostgresSettings(_Part):
                 row = statements.row(insert, *setting_key, (value or "").encode(), seal)
             elif value is None:
                 delete = "DELETE FROM kilburn.setting WHERE tenant = %s AND name = %s AND value = %s RETURNING 1"
-                row = statements.row(delete, *own, expected.encode())
+                row = statements.row(delete, *setting_key, expected.encode())
             else:
                 # Who waits here for another's transaction looks again at what that has written.
                 update = (
                     "UPDATE kilburn.setting SET value = %s, seal = %s WHERE tenant = %s AND name = %s AND value = %s RETURNING 1"
                 )
-                row = statements.row(update, value.encode(), seal, *own, expected.encode())
+                row = statements.row(update, value.encode(), seal, *setting_key, expected.encode())
             return row is not None
 
         return self._db.write("writing", do)
