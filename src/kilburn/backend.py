@@ -403,7 +403,7 @@ class VectorIndex(Protocol):
 
 @runtime_checkable
 class SettingStore(Protocol):
-    """The settings of a tenant, by name. Job leases are settings too."""
+    """The settings of a tenant, by name: any text. Job leases are settings too. CONTRIBUTING.md says how to add a setting."""
 
     def all(self) -> dict[str, str]:
         """Return all settings."""

@@ -32,8 +32,11 @@ EVENTS = 128
 VECTORS = 1000
 """Vectors of one batch."""
 
-OWN_SETTINGS = ("copied ", "copies", "cold", "job ")
-"""Prefixes of the settings that a store has for itself, and that no copy gets."""
+OWN_SETTINGS = frozenset({"copies", "cold"})
+"""Settings that a store has for itself, and that no copy gets."""
+
+OWN_PREFIXES = ("copied ", "job ")
+"""Prefixes of the names of further settings of that kind."""
 
 NUMBERS = ("forked", "learned")
 """Data of a note that is the number of a segment; `continues` has several."""
@@ -499,7 +502,8 @@ class _Copy:
 
     def _settings(self) -> int:
         """Copy the settings of the tenant, and remove those that were copied and that the source does not have any more."""
-        ours = {name: value for name, value in self.source.settings.all().items() if not name.startswith(OWN_SETTINGS)}
+        settings = self.source.settings.all().items()
+        ours = {name: value for name, value in settings if name not in OWN_SETTINGS and not name.startswith(OWN_PREFIXES)}
         theirs = self.target.settings.all()
         for name, value in ours.items():
             if theirs.get(name) != value:

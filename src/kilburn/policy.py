@@ -108,7 +108,7 @@ class View:
         pages: the resident pages in the order of the prompt, pinned ones included.
         budget: what the level may hold; `use` is what it holds now, handles included, in tokens.
         wanted: the pages that the cause is about.
-        turn: number of the last admitted message; `now` is the kernel's time in seconds.
+        turn: how many messages were appended so far, the number of the last one (`Page.message`); `now` is the kernel's time in seconds.
         pins: ids that no move may touch: pinned pages, standing orders, the user's latest message (it stays until the next
             one), a provider's newest compaction, and the pages that excerpts and summaries among these stand for.
         open: pages of calls whose results may still come: they cannot leave. A call after which eight messages of the

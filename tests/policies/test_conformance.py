@@ -115,7 +115,21 @@ class Outlaw:
         return [Evict(tuple(view.pins))] if view.excess else []
 
 
-@pytest.mark.parametrize("made", [Forgetful, Outlaw])
+class Broken:
+    """Raises at each plan."""
+
+    def plan(self, view: View) -> list[Evict]:
+        raise RuntimeError("a typing error")
+
+
+class Bare:
+    """Returns a move where a list of moves belongs."""
+
+    def plan(self, view: View) -> Evict:
+        return Evict((1,))
+
+
+@pytest.mark.parametrize("made", [Forgetful, Outlaw, Broken, Bare])
 def test_the_kit_finds_what_breaks_it(made: Callable[[], Policy]) -> None:
     with pytest.raises(AssertionError):
         check_policy(made, windows=(300,), seeds=(1, 2))

@@ -146,6 +146,8 @@ def _report(measured: list[Measured], total: Total, title: str) -> None:
     table(heads, rows, less=("re-prefilled", "shipped", "faults", "folds", "evictions", "messages", "seconds"))
     if len(measured) > MAX_ROWS:
         tell(f"{len(measured) - MAX_ROWS} more runs are in the total; --json lists all")
+    if total.fallbacks:
+        tell(f"{count(total.fallbacks)} of these evictions were the kernel's, because the policy freed too little")
     verdict = "no overflow, nothing lost" if not total.overflow and not total.lost else "FAILED"
     tell(f"{verdict}: {total.overflow} of {count(total.prompts)} prompts over the window, {total.lost} bytes lost")
 

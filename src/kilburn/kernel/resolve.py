@@ -248,7 +248,9 @@ def _foreign(kind: str, path: str, allowed: bool) -> type:
     try:
         cls = getattr(importlib.import_module(module), attribute, None)
     except (Exception, SystemExit) as error:
-        raise SpecError(f"cannot import {_short(module)}: {error}", advice="is it installed, and on the path?") from error
+        raise SpecError(
+            f"cannot import {_short(module)}: {error}", advice="install it, or name its folder: PYTHONPATH=FOLDER"
+        ) from error
     if not isinstance(cls, type) or not _is_of(kind, cls):
         raise SpecError(f"{_short(path)} is no class of {kind}: those have {_named(kind)}", advice="name a class that has it")
     return cls

@@ -59,7 +59,7 @@ def check_policy(
     seeds: tuple[int, ...] = (1, 2),
     model: Any = None,
 ) -> None:
-    """Assert that a policy keeps the laws, is pure, and never has its moves refused.
+    """Assert that a policy keeps the laws, is pure, never fails, and never has its moves refused.
 
     Args:
         make: a fresh policy; two of them must plan alike.
@@ -85,6 +85,8 @@ def _run(policy: Policy, window: int, seed: int, model: Any) -> list[Any]:
         check_laws(session, list(trace(seed)))
         refused = [event.why for event in session.ledger.events() if event.act is Act.REFUSE]
         assert not refused, f"moves were refused: {refused[:3]}"
+        failures = session.stats().policy_failures
+        assert not failures, f"the policy raised, or returned no list of moves, {failures} times; the log has the traceback"
         return _moves(session)
 
 

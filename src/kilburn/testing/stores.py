@@ -847,7 +847,7 @@ def check_settings(backend: Backend) -> None:
     backend.settings.put("one", None)
     backend.settings.put("none", None)
     assert backend.settings.all() == {"two": "Zwei \u00e9"}
-    assert backend.settings.replace("two", None, "2") is False
+    assert backend.settings.replace("two", expected=None, value="2") is False
     assert backend.settings.replace("two", "Zwei \u00e9", "2") is True
     assert backend.settings.replace("two", "Zwei \u00e9", None) is False
     assert backend.settings.replace("four", "4", "5") is False

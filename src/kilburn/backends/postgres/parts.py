@@ -438,18 +438,18 @@ class PostgresSettings(_Part):
 
         self._db.write("writing", do)
 
-    def replace(self, name: str, known: str | None, value: str | None) -> bool:
+    def replace(self, name: str, expected: str | None, value: str | None) -> bool:
         """See `SettingStore`."""
         self._store._check_writes()
         key, seal = name.encode(), b"" if value is None else seal_of("setting", self._number, name.encode(), value.encode())
 
         def do(statements: Statements) -> bool:
             own = self._number, key
-            if known is None and value is None:
+            if expected is None and value is None:
                 row = statements.row(
                     "SELECT 1 WHERE NOT EXISTS(SELECT FROM kilburn.setting WHERE tenant = %s AND name = %s)", *own
                 )
-            elif known is None:
+            elif expected is None:
                 insert = (
                     "INSERT INTO kilburn.setting(tenant, name, value, seal) VALUES(%s, %s, %s, %s)"
                     " ON CONFLICT DO NOTHING RETURNING 1"
@@ -457,13 +457,13 @@ class PostgresSettings(_Part):
                 row = statements.row(insert, *own, (value or "").encode(), seal)
             elif value is None:
                 delete = "DELETE FROM kilburn.setting WHERE tenant = %s AND name = %s AND value = %s RETURNING 1"
-                row = statements.row(delete, *own, known.encode())
+                row = statements.row(delete, *own, expected.encode())
             else:
                 # Who waits here for another's transaction looks again at what that has written.
                 update = (
                     "UPDATE kilburn.setting SET value = %s, seal = %s WHERE tenant = %s AND name = %s AND value = %s RETURNING 1"
                 )
-                row = statements.row(update, value.encode(), seal, *own, known.encode())
+                row = statements.row(update, value.encode(), seal, *own, expected.encode())
             return row is not None
 
         return self._db.write("writing", do)
