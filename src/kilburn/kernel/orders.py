@@ -36,8 +36,10 @@ _LASTING = (
     r"|हमेशा|कभी|मत|अब से|याद रखना"
 )
 """Words that make an instruction last, in languages that put spaces between words."""
-_UNSPACED = r"总是|始终|永远|从现在起|从现在开始|以后|记住|不要|别再|切勿|禁止|必须|务必|而不是|常に|必ず|絶対に|決して|今後|これからは|覚えて|忘れない|ないで|ではなく"
+_UNSPACED = (
+    r"总是|始终|永远|从现在起|从现在开始|以后|记住|不要|别再|切勿|禁止|必须|务必|而不是|常に|必ず|絶対に|決して|今後|これからは|覚えて|忘れない|ないで|ではなく"
     r"|항상|절대|앞으로|기억해|잊지 마|지 마|반드시"
+)
 """The same in Chinese, Japanese and Korean."""
 _SUBJECT = (
     r"i|i['’]\w+|we|we['’]\w+|he|she|it|they|there|this|that|these|those|the|a|an|my|our|his|her|their|your|you|everyone"
