@@ -37,7 +37,8 @@ _LASTING = (
 )
 """Words that make an instruction last, in languages that put spaces between words."""
 _UNSPACED = (
-    r"总是|始终|永远|从现在起|从现在开始|以后|记住|不要|别再|切勿|禁止|必须|务必|而不是|常に|必ず|絶対に|決して|今後|これからは|覚えて|忘れない|ないで|ではなく"
+    r"总是|始终|永远|从现在起|从现在开始|以后|记住|不要|别再|切勿|禁止|必须|务必|而不是|常に"
+    r"|必ず|絶対に|決して|今後|これからは|覚えて|忘れない|ないで|ではなく"
     r"|항상|절대|앞으로|기억해|잊지 마|지 마|반드시"
 )
 """The same in Chinese, Japanese and Korean."""
