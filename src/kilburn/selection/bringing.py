@@ -72,6 +72,9 @@ ERRORS = (Sign.FRAME, Sign.ERROR, Sign.FAILED)
 RECENT_PAGES = 12
 """Newest pages in which it is looked for whether the agent goes on after its own words."""
 
+FIRST_PAGES = 8
+"""Number up to which a page may be the user's first text: what is before it is the system's."""
+
 MIN_OVERLAP = 0.5
 """Share of a copy, by characters, that must be wanted still so that it stays."""
 
@@ -212,7 +215,7 @@ def _sentences_about(
     """
     step = _newest_step(view)
     names, words = _subjects_of(view, step)
-    if not words or room <= 2 * view.handle:
+    if not words or room <= 2 * view.handle or _speaks_first(view):
         return []
     shown_ids = frozenset([page.id for page in staying if page.id > 0])
     query, tokens = " ".join(sorted(words)), 4 * REMINDER_TOKENS
@@ -232,6 +235,11 @@ def _sentences_about(
     sentences = [(passage, shared) for passage, shared in sentences if len(shared) > 1 or shared & rare]
     sentences.sort(key=lambda sentence: -sum([1 / times[word] for word in sentence[1]]))
     return fitting(view, [passage for passage, _ in sentences], room)
+
+
+def _speaks_first(view: View) -> bool:
+    """Whether the request is the first text of the user, as in most runs of an agent: there are no older ones to search."""
+    return 0 < view.task_page <= FIRST_PAGES and all(view.page(page).role is not Role.USER for page in range(1, view.task_page))
 
 
 def _subjects_of(view: View, step: Sequence[Page]) -> tuple[set[str], set[str]]:
