@@ -117,7 +117,8 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         outcome: how it stands where no moves follow: EMPTY, FAILED, REFUSED, REJECTED or NO_PROGRESS; None says
-            nothing of it. Moves that are carried out make it DONE, whatever was noted.
+            nothing of it. Moves that are carried out make it DONE, or NO_PROGRESS if the window was too full and they freed
+            nothing, whatever was noted.
         why: in the policy's words; no word of a page's text, which forgetting could not reach there.
         figures: counts for the ledger, such as {"unmatched": 2}; of several notes they are added up.
     """

@@ -53,6 +53,10 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True):
         """Whether tokens cost anything. A table of zeros is that of somebody who gave none."""
         return any((self.input, self.cached, self.written, self.output))
 
+    def again(self, tokens: int) -> float:
+        """Return what it costs more to write so many tokens to the cache than to read them from it."""
+        return tokens * (self.written - self.cached) / 1e6
+
     def cost(self, usage: Tokens) -> float:
         """Return the cost of one reply, including the provider's own compaction."""
         fresh = usage.prompt - usage.cached - usage.written

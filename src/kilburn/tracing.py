@@ -364,7 +364,8 @@ def compacting(session: Any) -> Iterator[None]:
 
 
 def compactions(session: Any, start: int) -> Iterator[Event]:
-    """Yield the compactions in a session's ledger after an event, and then the last eviction by the kernel itself."""
+    """Yield the COMPACT events after an event, and then the last eviction by the kernel. These are not receipts: changes by hand,
+    and the kernel's other evictions and folds, are not among them."""
     evictions: Event | None = None
     try:
         for event in session.backend.events(session.number, start):

@@ -67,6 +67,9 @@ def test_a_receipt_says_that_the_model_failed(db: Path) -> None:
     assert first["asked"] == ["failed"]
     assert "failed" in first["why"]
     assert "the model: failed" in kilburn("receipts", "cut off", "--db", db).out
+    without = kilburn("receipts", "two words", "--db", db).out
+    assert "there was no model to ask" in without
+    assert "the model: none" not in without
 
 
 def test_only_what_was_asked_for(db: Path) -> None:

@@ -15,7 +15,7 @@ import kilburn
 from kilburn.kernel.session import Session
 from kilburn.prices import PRICES, Prices
 from kilburn.search.embedders.hashing import Hashing
-from kilburn.selection.bringing import extract_questions, pays
+from kilburn.selection.bringing import described, extract_questions, pays
 from kilburn.testing import check_laws
 
 WORDS = [
@@ -54,6 +54,11 @@ def chat(policy: Any, turns: int = 60, window: int = 2000) -> Session:
     for question, answer in talk(turns):
         session.append({"role": "user", "content": question}, {"role": "assistant", "content": answer})
     return session
+
+
+def test_a_reason_counts_its_pages() -> None:
+    assert described(((1, ((0, 2), (5, 9))),)) == "passages of 1 page"
+    assert described(((1, ((0, 2),)), (3, ((0, 2),)))) == "passages of 2 pages"
 
 
 def texts(session: Session) -> list[str]:

@@ -89,7 +89,7 @@ def preview(
     current = opened(backend, name)
     policy = policy or decider(current.ledger.receipts())
     session = opened(backend, name, budget=Budget(window or otherwise), policy=policy)
-    result = session.edits.preview(tokens, capacity=None if window else session.prompts.shipped)
+    result = session.edits.preview(tokens, capacity=None if window else session.prompts.last_room)
     return WindowPreview(result, policy, window or current.ledger.figures.window or otherwise)
 
 
@@ -174,4 +174,4 @@ def keep(session: Session, address: str) -> None:
 
 
 def _room(session: Session) -> int | None:
-    return min(session.prompts.shipped, session.prompts.capacity) if session.prompts.shipped is not None else None
+    return min(session.prompts.last_room, session.prompts.capacity) if session.prompts.last_room is not None else None

@@ -1,7 +1,7 @@
 """`window`: shows what a session's prompt holds and what would be evicted, and changes the window by hand.
 
-The session is opened with a very large window, so that only the requested change moves pages. What must fit is measured by the
-window of the agent's last prompt.
+A session is opened with a very large window, so that only the requested change moves pages; `preview` uses the window of the
+last prompt. What must fit is measured by that window.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def preview(
     *,
     where: StorePlace,
 ) -> None:
-    """Show which pages would leave the window now, and at which price. Nothing changes, and no model is asked.
+    """Show which pages would leave the window now, and how many tokens a provider would then process again. Nothing changes, and
+    no model is asked.
 
     Examples:
 
@@ -69,7 +70,8 @@ def preview(
         tell(f"nothing would leave: {use}, {count(room)} free")
         return
     asks = f"; a model would be asked {many(result.asks, 'time')}" if result.asks else ""
-    tell(f"{use}, {count(result.after)} then; a provider would process {count(result.again)} of them again{asks}")
+    after, again = count(result.after), count(result.again)
+    tell(f"{use}; {after} afterwards, without the message asked about, {again} of which a provider would process again{asks}")
 
 
 @window.command("diff")
@@ -152,12 +154,14 @@ def shipped(
 def undo(
     name: SessionName,
     size: Annotated[
-        int | None, Option("--window", min=1, help="Let the prompt take this many tokens; by default those of the last prompt.")
+        int | None,
+        Option("--window", min=1, help="Let the prompt take this many tokens; by default the room that the last prompt had."),
     ] = None,
     *,
     where: StorePlace,
 ) -> None:
-    """Undo the newest compaction: its pages return exactly, and its summary leaves. Repeat it to undo the compaction before.
+    """Undo the newest compaction, or eviction by hand: its pages return exactly, and its summary leaves. Repeat it to undo the
+    one before.
 
     A window is compacted because it is full. If the pages do not fit any more, give --window with the size of a larger window in
     which the agent continues. The policy may evict the same pages the next time; `kilburn window pin` prevents that.

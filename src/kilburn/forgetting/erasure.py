@@ -58,10 +58,11 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True):
             entry takes its vectors with it, and its place in the queue of those without one.
         told: places outside the store that erased their copies, such as spilled keys and values.
         exports: copies that Kilburn knows of.
-        left: (name, reason) of segments that stay: they are damaged, or somebody else's, and what goes was made from them.
+        left: (name, reason) of segments that are left alone (unlike in `Receipt.left`): they are damaged, or somebody else's,
+            and what goes was made from them.
         concerned: names of notes that may hold some of it, by the name of their segment: agents wrote them since, and nobody said
             in which session. They stay.
-        unreached: where it may still be, as far as the store knows, and what no program of this machine's user can say.
+        unreached: where the text may still be: places that the store knows of, and `UNREACHED`.
     """
 
     asked: dict[str, str]

@@ -99,14 +99,14 @@ class WindowsByHand:
         """Return which pages a message of so many tokens would evict.
 
         Raises:
-            Problem: no such session. KilburnError: see `Session.preview`.
+            Problem: no such session. KilburnError: see `Session.edits.preview`.
         """
         self._info(key, user, name)
         window = self._budget.window
         return by_hand.preview(self.looking(key, user), name, tokens, otherwise=window, policy=self._policy).preview
 
     def compared(self, key: Key, user: str, name: str, turn: int, until: int | None) -> Any:
-        """Return the differences between two prompts; see `Session.difference`.
+        """Return the differences between two prompts; see `Session.ledger.difference`.
 
         Raises:
             Problem: no such session. KilburnError.
@@ -193,8 +193,8 @@ def undone(session: Session, req: UndoRequest) -> dict[str, Any]:
 
 def compacted(session: Session, req: RangeRequest) -> dict[str, Any]:
     """Replace a range, or all old pages, by their most informative lines."""
-    receipt = compact(session, None, keep=req.keep, pages=req.pages)
-    return {"session": session.name, "use": session.prompts.use, **msgspec.to_builtins(receipt)}
+    compaction = compact(session, None, keep=req.keep, pages=req.pages)
+    return {"session": session.name, "use": session.prompts.use, **msgspec.to_builtins(compaction)}
 
 
 CHANGES: Mapping[str, tuple[type, Callable[[Session, Any], dict[str, Any]]]] = {

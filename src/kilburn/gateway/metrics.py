@@ -228,7 +228,8 @@ class Metrics:
         )
         self._shortened = Counter(
             "kilburn_shortened",
-            "Requests of which the prompt did not show everything, or whose tools and system prompt exceed the window.",
+            "Requests whose prompt did not show everything, whose tools and other fields exceed their room, or whose reply may "
+            "be larger than what is reserved for it.",
             **tenant,
         )
         self._alarms = Gauge("kilburn_sessions_alarmed", f"Sessions with a hit rate under {ALARM:.0%}.", **tenant)

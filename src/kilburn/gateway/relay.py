@@ -69,13 +69,15 @@ Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 WARNING = "x-kilburn-warning"
-"""Response header with the parts of the newest request that the prompt omits or shortens."""
+"""Response header: parts of the newest request that the prompt omits or shortens, and what does not fit beside it (tools, the
+reply)."""
 
 UNREAD = "x-kilburn-unread"
 """Response header with the reason why an answer has no session or was not stored."""
 
 MAX_WARNING_CHARS = 1_000
-"""Maximum length of the header with warnings, in characters; the log has all of them."""
+"""Maximum length of the header with warnings, in characters. The log has all of them; up to the colon, unless contents are
+logged."""
 
 _OF_REASONING = re.compile(
     r"signature|encrypted.content|reasoning|different conversation|`?(redacted_)?thinking`? block|extra_content", re.IGNORECASE

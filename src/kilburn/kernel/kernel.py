@@ -613,7 +613,7 @@ class Kernel:
         if pinned := [page for page in retired if page in window.pins]:
             self.mark(Act.UNPIN, pinned)
         if retired:
-            self.carry(Retire(pages=tuple(retired), why="taken back"))
+            self.carry(Retire(pages=tuple(retired), why="retired: the session goes on without it"))
 
     def leave_out(self, later: WindowState) -> None:
         """Forget and retire, inside the current batch, what is forgotten and retired in a later state of this session."""
@@ -650,7 +650,7 @@ class Kernel:
         if restored:
             # A person let go of it by what is taken back.
             data["standing"] = packed(dict(sorted({**restored, **window.standing}.items())))
-        self.record(Act.LOAD, back, policy="user", cause="user", why="taken back", **data)
+        self.record(Act.LOAD, back, policy="user", cause="user", why="undone", **data)
         check_paired(window, change.at)
         return back
 

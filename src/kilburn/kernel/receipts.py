@@ -16,11 +16,6 @@ from kilburn.page import Place, address_of, span_of
 
 MOVES = frozenset({Act.LOAD, Act.EVICT, Act.FOLD, Act.RETIRE})
 
-UNDOABLE = MOVES - {Act.RETIRE}
-
-UNCOUNTED = frozenset({"outcome", "freed", "moves", "asked", "raised"})
-"""Keys of a COMPACT event that are not a policy's own counts."""
-
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     """One compaction, or moves of the kernel or of a person.
@@ -135,20 +130,12 @@ def _whose(event: Event) -> tuple[str, str, int]:
 
 def _receipt(moves: list[Event], last: Event, use: int) -> Receipt:
     """The receipt of some moves, up to their COMPACT event, or the last of them if there is none."""
-    leaving = {
-        page
-        for event in moves
-        if event.act is not Act.LOAD
-        for place, pages in event.data.get("to", {}).items()
-        if place != Place.IN
-        for page in pages
-    }
+    moved = [entry for event in moves if event.act is not Act.LOAD for entry in event.data.get("to", {}).items()]
+    leaving = {page for place, pages in moved if place != Place.IN for page in pages}
     back = {page for event in moves for page in event.pages if event.act is Act.LOAD}
     data: Mapping[str, Any] = last.data if last.act is Act.COMPACT else {}
     why = [event.why for event in [*moves, last] if event.why]
-    freed = data.get("freed")
-    if not isinstance(freed, int):
-        freed = use - last.tokens
+    freed = figure if isinstance(figure := data.get("freed"), int) else use - last.tokens
     return Receipt(
         turn=last.turn,
         time=last.time,
@@ -164,7 +151,7 @@ def _receipt(moves: list[Event], last: Event, use: int) -> Receipt:
         added=max(0, -freed),
         asked=tuple(data.get("asked", ())),
         events=((moves or [last])[0].number, last.number),
-        figures={key: value for key, value in data.items() if key not in UNCOUNTED},
+        figures={key: value for key, value in data.items() if key not in ("outcome", "freed", "moves", "asked", "raised")},
     )
 
 
@@ -178,7 +165,7 @@ def newest_moves(events: Sequence[Event]) -> tuple[Receipt | None, set[int], set
     undone = {int(event.data["undoes"]) for event in events if "undoes" in event.data}
     since = set[int]()
     for receipt in reversed(list(receipts(events))):
-        moves = [event for event in events[receipt.events[0] - 1 : receipt.events[1]] if event.act in UNDOABLE]
+        moves = [event for event in events[receipt.events[0] - 1 : receipt.events[1]] if event.act in MOVES - {Act.RETIRE}]
         if not moves or receipt.events[1] in undone or any("undoes" in event.data for event in moves):
             continue
         moved_pages = {page for event in moves for page in _moved_by(event)}
@@ -206,11 +193,8 @@ def _is_copy(event: Event) -> bool:
 
 
 def _outcome_of(data: Mapping[str, Any]) -> Outcome | str:
-    word = data.get("outcome", Outcome.DONE)
-    try:
-        return Outcome(word)
-    except ValueError:
-        return str(word)
+    word = str(data.get("outcome", Outcome.DONE))
+    return next((outcome for outcome in Outcome if outcome == word), word)
 
 
 def ranges(pages: Iterable[int]) -> tuple[str, ...]:

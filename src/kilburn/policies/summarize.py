@@ -160,6 +160,7 @@ class Summarize:
         text, judged = mended(reply, pieces, to, view.count, prompt)
         if not text:
             return "", f"; the model's summary was rejected: {judged.verdict}"
+        # kilburn.demo.voice reads "model" and the comma.
         return text, "model" if judged.acceptable else f"model, completed with {len(judged.missing)} facts"
 
 

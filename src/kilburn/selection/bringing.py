@@ -100,7 +100,12 @@ def copy_moves(leaving: Sequence[Page], passages: Sequence[PagePassage]) -> list
     """The moves that take copies away and bring passages."""
     moves: list[Move] = [Evict(tuple([page.id for page in leaving]), why="not asked for any more")] if leaving else []
     parts = joined(passages)
-    return [*moves, Bring(parts, why=f"passages of {len(parts)} pages for what was asked")] if parts else moves
+    return [*moves, Bring(parts, why=f"{described(parts)} for what was asked")] if parts else moves
+
+
+def described(parts: Parts) -> str:
+    """Return the number of pages that passages are from, in words."""
+    return f"passages of {len(parts)} page{'' if len(parts) == 1 else 's'}"
 
 
 def unshown(passages: Sequence[PagePassage], copies: Sequence[Page]) -> list[PagePassage]:

@@ -18,7 +18,17 @@ from kilburn.move import Move
 from kilburn.page import Page, Parts
 from kilburn.policy import Cause, View
 from kilburn.prices import Prices
-from kilburn.selection.bringing import copy_moves, fitting, is_chat, is_due, leaves, passages_asked, removable_copies, unshown
+from kilburn.selection.bringing import (
+    copy_moves,
+    described,
+    fitting,
+    is_chat,
+    is_due,
+    leaves,
+    passages_asked,
+    removable_copies,
+    unshown,
+)
 from kilburn.selection.excerpts import (
     cited_stretch,
     excerpt_moves,
@@ -262,7 +272,7 @@ def _excerpt(
     stretch = cited_stretch(view, pages)
     recent = LASTING + MORE_LASTING * middleness(shape.capacity)
     parts = excerpt_parts(view, stretch, room, bar=bar, recent=recent)
-    why = f"passages of {len(parts)} pages that are worth most"
+    why = f"{described(parts)} that are worth most"
     return excerpt_moves(stretch, parts, why, nothing="nothing that is worth its tokens"), parts
 
 
