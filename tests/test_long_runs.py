@@ -11,9 +11,9 @@ READ = """
 import resource
 resource.setrlimit(resource.RLIMIT_CPU, (30, 30))
 from kilburn.memory.clauses import clauses
-from kilburn.selection.bringing import questions_of
+from kilburn.selection.bringing import extract_questions
 for number in range(100):
-    questions_of({run!r} * 4000)
+    extract_questions({run!r} * 4000)
 for number in range(10):
     list(clauses("I live in Porto." + {run!r} * 9000 + "I like tea."))
 """

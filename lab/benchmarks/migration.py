@@ -183,7 +183,7 @@ def agent_for(repository: Repository, session: Session, inherit: str, script: Ca
     model, limits = Scripted([script] * (20 * files + 20)), UNLIMITED
     if inherit:
         agents = [SubAgent(inherit=Inherit(inherit))]
-        return Branching(model, repository.tools, session, agents=agents, most=2 * files, limits=limits, memory=False)
+        return Branching(model, repository.tools, session, agents=agents, max_branches=2 * files, limits=limits, memory=False)
     return Agent(model, repository.tools, session, limits=limits, memory=False)
 
 

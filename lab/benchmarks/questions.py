@@ -20,7 +20,7 @@ import msgspec
 import kilburn
 from kilburn.errors import SpecError
 from kilburn.policy import Policy
-from kilburn.selection.directives import state_of, within
+from kilburn.selection.directives import parse_state, within
 
 Speaker = Callable[[Sequence[Mapping[str, Any]]], str]
 """An agent: from a rendered prompt in the chat form to its reply."""
@@ -252,7 +252,7 @@ def _known(text: str, asked: Sequence[tuple[int, str]]) -> dict[tuple[int, str],
     """What a prompt says on each question: from its passages, and from the latest state that stands in it."""
     known: dict[tuple[int, str], str] = {}
     at = text.rfind("<IS>")
-    state = state_of(text[at:].partition("</IS>")[0] + "</IS>") if at >= 0 else None
+    state = parse_state(text[at:].partition("</IS>")[0] + "</IS>") if at >= 0 else None
     if isinstance(state, str):
         known.update({(int(number), kind): said for number, kind, said in _NOTED.findall(state)})
     founded, born = dict(_FOUNDED.findall(text)), dict(_BORN.findall(text))

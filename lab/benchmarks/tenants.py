@@ -28,7 +28,7 @@ import kilburn
 from corpus import SIZE, fill, turns
 from figures import Row, emit, parser
 from kilburn.backends.postgres.connection import CONNECTIONS
-from kilburn.backends.postgres.erasing import LARGEST, WORDS
+from kilburn.backends.postgres.erasing import MAX_REWRITE_BYTES, WORDS
 from kilburn.backends.postgres.server import OwnServer
 from storage import LOG, TABLES
 
@@ -137,7 +137,7 @@ def day(tenants: int, workers: int, asked: argparse.Namespace, known: Measured, 
     appends = PEAK * messages / 86_400
     tables = messages * asked.keep * known.bytes / 1e9
     size = share * tables
-    lock = size * known.anew * (1 if size * 1e9 > LARGEST else max(1, tenants * share * asked.forgets))
+    lock = size * known.anew * (1 if size * 1e9 > MAX_REWRITE_BYTES else max(1, tenants * share * asked.forgets))
     gateways = max(1, math.ceil(appends * known.gateway / 1e3 / 0.7))
     takes = {
         "processor": appends * share * known.server / 1e3 / (0.7 * node.cores),

@@ -308,7 +308,7 @@ def played(model: TrainedModel, task: Task, branches: int = 10) -> Run:
     with kilburn.open(":memory:", window=WINDOW, policy=POLICY, tokenizer=model.tokenizer, embedder=None) as store:
         limits = Limits(steps=STEPS, reply=model.described.reply)
         within = SubAgent(limits=Limits(steps=WITHIN, reply=model.described.reply))
-        agent = Branching(shown, [look], store.session("s"), agents=[within], most=branches, limits=limits, memory=False)
+        agent = Branching(shown, [look], store.session("s"), agents=[within], max_branches=branches, limits=limits, memory=False)
         result = agent.run(task.question)
     main = [
         size for size, prompt in zip(shown.sizes, shown.prompts, strict=True) if not any(MARK in str(each) for each in prompt)

@@ -27,7 +27,7 @@ import msgspec
 from torch import Tensor
 
 from kilburn.cli.shell import main
-from kilburn.selection.directives import state_of, within
+from kilburn.selection.directives import parse_state, within
 from kilburn_lab.training.calls import ModelCall
 from kilburn_lab.training.course import Chance, TrainingRun
 from kilburn_lab.training.episode import Played, PromptCounter, TrainedModel, demonstrated_calls, play
@@ -123,7 +123,7 @@ def demonstrated(task: Task, chance: random.Random) -> list[Row]:
 
 def valid(reply: str, most: int) -> bool:
     """Whether a reply has a state of so many pairs at most, and asks for the next note."""
-    state = state_of(reply)
+    state = parse_state(reply)
     words = state.split() if isinstance(state, str) else []
     return reply.endswith("</IS> next") and len(words) <= 2 * most and reply.startswith("<IS>")
 
@@ -234,7 +234,7 @@ def worth(task: Task, turn: int, before: str, reply: str) -> float:
 
 def kept(reply: str) -> Pairs:
     """The pairs of a reply's state."""
-    state = state_of(reply)
+    state = parse_state(reply)
     words = state.split() if isinstance(state, str) else []
     return list(zip(words[::2], words[1::2], strict=False))
 

@@ -16,7 +16,7 @@ import msgspec
 import typer
 
 from kilburn.answering import answerer
-from kilburn.cli.model_loading import model_of
+from kilburn.cli.model_loading import open_model
 from kilburn.cli.screen import count, many, progress, sink
 from kilburn.cli.shell import Force, main
 from kilburn.errors import SpecError, WireError
@@ -66,7 +66,7 @@ def mementos(
     """
     if out is not None:
         check_target(out, force=force)
-    speaker = model_of(model)
+    speaker = open_model(model)
     counter = counter_for(speaker.tokenizer if speaker is not None and tokenizer == "auto" else tokenizer)
     answer = answerer(speaker)
     records: list[bytes] = []

@@ -28,7 +28,7 @@ Takes = Callable[[Any], Any]
 UNFIT: Any = object()
 """What is taken of a value that does not fit."""
 
-OWN = frozenset({"address", "model"})
+UNCHECKED = frozenset({"address", "model"})
 """Arguments that have an error of their own, whatever is given: what is no address is an unknown one, and a model is resolved."""
 
 WORDS: dict[Any, str] = {
@@ -65,7 +65,7 @@ def checking(function: Function) -> Function:
         hints = get_type_hints(function)
         checks_found = []
         for at, parameter in enumerate(parameters):
-            take = taking(hints.get(parameter.name, Any)) if parameter.name not in OWN else None
+            take = taking(hints.get(parameter.name, Any)) if parameter.name not in UNCHECKED else None
             if take is not None and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
                 place = at if parameter.kind is parameter.POSITIONAL_OR_KEYWORD else sys.maxsize
                 checks_found.append((place, parameter.name, hints[parameter.name], take))
@@ -112,7 +112,7 @@ def check_fields(struct: msgspec.Struct) -> None:
 @functools.cache
 def _fields(cls: type[msgspec.Struct]) -> list[tuple[str, Any, Takes]]:
     fields = ((name, hint, taking(hint)) for name, hint in get_type_hints(cls).items() if name in cls.__struct_fields__)
-    return [(name, hint, take) for name, hint, take in fields if take is not None and name not in OWN]
+    return [(name, hint, take) for name, hint, take in fields if take is not None and name not in UNCHECKED]
 
 
 def plain_number(value: Any) -> Any:
@@ -123,8 +123,8 @@ def plain_number(value: Any) -> Any:
 
 
 def taking(hint: Any) -> Takes | None:
-    """What gives the value to go on with in place of one that fits an annotation, mostly itself, and `UNFIT` for any other;
-    None where any value fits."""
+    """Return the converter for an annotation, or None if it accepts any value. The converter returns the value to continue with,
+    mostly the argument itself, or `UNFIT` if the value does not fit."""
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
         several = [taking(arg) for arg in get_args(hint)]
@@ -140,7 +140,7 @@ def taking(hint: Any) -> Takes | None:
     if inspect.isclass(origin):
         return functools.partial(_instance, origin)
     # Other protocols are looked through by those who use them.
-    if not inspect.isclass(hint) or (getattr(hint, "_is_protocol", False) and not _is_runtime(hint)):
+    if not inspect.isclass(hint) or (getattr(hint, "_is_protocol", False) and not getattr(hint, "_is_runtime_protocol", False)):
         return None
     return functools.partial(_instance, hint)
 
@@ -204,7 +204,7 @@ def _any(value: Any) -> Any:
 
 
 def _several(origin: type, inner: Sequence[Takes], value: Any) -> Any:
-    """Some of these. What can be gone through only once is not looked at."""
+    """Check each item of a collection. An iterator, which can be read only once, is returned unchecked."""
     if isinstance(value, str | bytes) or not isinstance(value, origin):
         return UNFIT
     if isinstance(value, Mapping):
@@ -221,10 +221,6 @@ def _several(origin: type, inner: Sequence[Takes], value: Any) -> Any:
     if all(map(operator.is_, fits, value)):
         return value
     return next((kind(fits) for kind in (tuple, set, frozenset) if isinstance(value, kind)), fits)
-
-
-def _is_runtime(hint: Any) -> bool:
-    return bool(getattr(hint, "_is_runtime_protocol", False))
 
 
 def _refusal(argument: str, value: Any, hint: Any) -> SpecError:

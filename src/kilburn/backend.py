@@ -49,7 +49,7 @@ def check_name(name: Any, noun: str) -> str:
 _FORK = re.compile(r"(.+?)(~[0-9]+)?(/b[0-9]+)*", re.DOTALL)
 
 
-def root_of(name: str) -> str:
+def root_name(name: str) -> str:
     """Return the name that a session shares with its forks and branches: `work` for `work~2` and for `work/b1`."""
     match = _FORK.fullmatch(name)
     return match[1] if match else name

@@ -54,14 +54,14 @@ def is_speaker(subject: str) -> bool:
     return plain_name(subject) in _SPEAKER
 
 
-def key_of(name: str) -> str:
-    """A name as names are compared, where all names of whoever speaks are one."""
+def subject_key(name: str) -> str:
+    """Return the form of a name in which names are compared. All names of the speaker have the same form."""
     return SPEAKER if is_speaker(name) else plain_name(name)
 
 
 def topic(claim: Claim, memory: object = "") -> Topic:
     """What a claim speaks of. `memory` is the number or name of its collection: in each, the speaker is another."""
-    subject = key_of(claim.subject)
+    subject = subject_key(claim.subject)
     return str(memory) if subject == SPEAKER else "", subject, plain_name(claim.relation)
 
 
@@ -79,7 +79,7 @@ def contradict(first: Claim, second: Claim) -> bool:
 
 
 def contested(claims: Iterable[tuple[object, Claim | None]]) -> list[tuple[int, ...]]:
-    """For each claim, which of the others contradict it, by their places in the sequence.
+    """Return for each claim the places of the other claims that contradict it.
 
     Args:
         claims: (its collection, its claim or None); all of them true at the time that is asked about.
@@ -99,8 +99,8 @@ def contested(claims: Iterable[tuple[object, Claim | None]]) -> list[tuple[int, 
 
 
 def together(rivals: Sequence[tuple[int, ...]]) -> list[int]:
-    """All places in order, but each is followed at once by those that contradict it (see `contested`): so a budget that ends
-    there seldom cuts one side off."""
+    """Return all places in order, each followed at once by those that contradict it (see `contested`), so that the end of a
+    budget seldom separates contradicting claims."""
     order: dict[int, None] = {}
     for at, opponents in enumerate(rivals):
         order.update(dict.fromkeys((at, *opponents)))

@@ -453,7 +453,7 @@ class _Copy:
             raise
 
     def _pieces(self, info: SegmentInfo, pages: Iterable[Page], texts: Mapping[str, str]) -> dict[str, Any]:
-        """The pieces that excerpts are made of, so that a store can keep these in place of the texts."""
+        """Return the pieces that excerpts are made of, so that a store can keep them in place of the texts."""
         excerpts = [page for page in pages if page.kind is Kind.EXCERPT and page.digest]
         if not excerpts:
             return {}
@@ -462,8 +462,8 @@ class _Copy:
         sources = self.source.contents.texts(set(digests.values()))
         pieces = {}
         for page in excerpts:
-            named = [source for source, _ in page.parts] or list(page.sources[:1])
-            if named and digests.keys() >= set(named):
+            originals = [source for source, _ in page.parts] or list(page.sources[:1])
+            if originals and digests.keys() >= set(originals):
                 spliced = pieces_of(page, texts[page.digest], digests.__getitem__, lambda source: sources[digests[source]])
                 if spliced is not None:
                     pieces[page.digest] = spliced

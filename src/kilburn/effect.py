@@ -76,6 +76,7 @@ class Find(msgspec.Struct, frozen=True, kw_only=True):
         abstain: whether nothing is found where no answer is likely.
         shown: ids of the pages that the prompt shows; None for all that are whole in the window. They are no hits.
         by_words: whether it searches by words alone: nothing is embedded, so it costs about half.
+        by_user: whether only what the user said is searched.
     """
 
     query: str
@@ -84,6 +85,7 @@ class Find(msgspec.Struct, frozen=True, kw_only=True):
     abstain: bool = False
     shown: frozenset[int] | None = None
     by_words: bool = False
+    by_user: bool = False
 
 
 class Later(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,7 +117,8 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         outcome: how it stands where no moves follow: EMPTY, FAILED, REFUSED, REJECTED or NO_PROGRESS; None says
-            nothing of it. Moves that are carried out make it DONE, whatever was noted.
+            nothing of it. Moves that are carried out make it DONE, or NO_PROGRESS if the window was too full and they freed
+            nothing, whatever was noted.
         why: in the policy's words; no word of a page's text, which forgetting could not reach there.
         figures: counts for the ledger, such as {"unmatched": 2}; of several notes they are added up.
     """

@@ -40,7 +40,7 @@
     │   └── SpillFailed          the KV could not be written to disk; it is still in the cache
     ├── MemoryRefused          a memory that may not be written
     │   ├── SecretFound          it holds a secret (carries `.rules`, never the secret)
-    │   └── QuotaExceeded        its user has as many as are allowed (carries `.have`, `.most`)
+    │   └── QuotaExceeded        its user has as many as are allowed (carries `.have`, `.limit`)
     ├── ToolError              a tool of an agent
     ├── AccessDenied           a call that an agent may not make (carries `.cause`)
     ├── SandboxError           code that a model wrote: a sandbox that is closed, busy, or cannot start again
@@ -347,11 +347,11 @@ class SecretFound(MemoryRefused):
 class QuotaExceeded(MemoryRefused):
     """A user's memory is full. `unit` is what is counted, `have` there are, `most` are allowed, `more` were to come."""
 
-    def __init__(self, unit: str, *, have: int, more: int, most: int, user: str = "") -> None:
-        self.unit, self.have, self.more, self.most = unit, have, more, most
+    def __init__(self, unit: str, *, have: int, more: int, limit: int, user: str = "") -> None:
+        self.unit, self.have, self.more, self.limit = unit, have, more, limit
         whose = f"the memory of {user!r}" if user else "this memory"
         super().__init__(
-            f"{whose} has {have:,} {unit}, {more:,} more are too many: {most:,} are allowed",
+            f"{whose} has {have:,} {unit}, {more:,} more are too many: {limit:,} are allowed",
             advice="forget or sweep some, raise the quota, or let it evict the least valuable",
         )
 

@@ -197,7 +197,7 @@ class Data(TypedDict, total=False):
 
 _encode = msgspec.msgpack.Encoder().encode
 
-LARGEST = 2**53
+MAX_INTEGER = 2**53
 """The largest whole number in an event's data: every reader of JSON has it exactly."""
 
 
@@ -286,7 +286,7 @@ def _encodable(value: object, depth: int = 8) -> object:
     if value is None or isinstance(value, bool | float):
         return value
     if isinstance(value, int):
-        return max(-LARGEST, min(LARGEST, value))
+        return max(-MAX_INTEGER, min(MAX_INTEGER, value))
     if isinstance(value, list | tuple | dict) and not depth:
         return type(value).__name__
     if isinstance(value, list | tuple):

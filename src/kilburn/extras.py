@@ -31,7 +31,8 @@ def command(extra: str) -> str:
 
 
 def _pip() -> str:
-    """`pip` where the shell finds that of this Python; else this Python by its path: its environment need not be active."""
+    """Return `pip` if the shell's `pip` is that of this Python, else this Python by its path, because its environment need not be
+    active."""
     import shutil
     import sys
     from pathlib import Path
@@ -61,7 +62,8 @@ def _wanted(extra: str) -> str:
 
 
 def _origin(note: str | None, extra: str) -> str:
-    """What to install an extra from, by an installer's note of where the package came from; "" where that is gone, or unknown."""
+    """Return the requirement from which to install an extra, derived from an installer's note of the package's origin; "" if the
+    origin is missing or unknown."""
     import json
     from pathlib import Path
     from urllib.parse import urlsplit

@@ -105,7 +105,7 @@ Name = Annotated[
 ]
 
 
-Asked = Annotated[
+Utterance = Annotated[
     str,
     Meta(
         max_length=10_000,
@@ -118,7 +118,7 @@ class Remember(Struct, forbid_unknown_fields=True):
     """Keep a fact for long, in a sentence that is clear on its own. It is recorded as your word, not as the user's."""
 
     text: Annotated[str, Meta(min_length=1, max_length=10_000, description="What to remember.")]
-    said: Asked | None = None
+    said: Utterance | None = None
     since: Moment | None = None
     until: Moment | None = None
 
@@ -175,7 +175,7 @@ class Update(Struct, forbid_unknown_fields=True):
 
     address: Address
     text: Annotated[str, Meta(min_length=1, max_length=10_000, description="What is true instead.")]
-    said: Asked | None = None
+    said: Utterance | None = None
 
 
 class Forget(Struct, forbid_unknown_fields=True):

@@ -18,13 +18,13 @@ from kilburn.message import Message, Part
 
 __all__ = ["Delta", "Finish", "Model", "Reply", "Request", "Tokens", "ToolSpec", "complete"]
 
-LARGEST = 2**40
+MAX_TOKENS = 2**40
 """Bound on the tokens in a report."""
 
 
 def is_count(value: object) -> TypeGuard[int]:
     """Whether a value is a number of tokens: whole, 0 or more, and no more than any prompt ever had."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_TOKENS
 
 
 class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,8 +164,9 @@ def takes_tools(model: Model) -> bool:
     return bool(getattr(model, "takes_tools", True))
 
 
-def request_of(model: Model, prompt: str, system: str | None = None, **settings: Any) -> Request:
-    """The request for one prompt, with the system prompt where the model's form has it: beside the messages, or first of them.
+def build_request(model: Model, prompt: str, system: str | None = None, **settings: Any) -> Request:
+    """Return the request for one prompt. The system prompt is where the model's form has it: beside the messages, or first among
+    them.
 
     Args:
         settings: of the request, as `Request` takes them.
@@ -179,14 +180,14 @@ watch: Callable[[Model, Request], Iterator[Delta | Reply]] | None = None
 """Who sees each question and its reply, and gives the pieces on; see `kilburn.tracing`. It is set once, or never."""
 
 
-def pieces_of(model: Model, request: Request) -> Iterator[Delta | Reply]:
-    """The pieces of a reply: every question to a model that is asked here goes through this."""
+def stream_pieces(model: Model, request: Request) -> Iterator[Delta | Reply]:
+    """Yield the pieces of a reply. Every request to a model in this program goes through this function."""
     return model.stream(request) if watch is None else watch(model, request)
 
 
 def complete(model: Model, request: Request) -> Reply:
     """The whole reply of a model, without the pieces."""
-    for piece in pieces_of(model, request):
+    for piece in stream_pieces(model, request):
         if isinstance(piece, Reply):
             return piece
     raise AssertionError(f"model {model.name} ended its stream without a reply")

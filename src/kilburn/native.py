@@ -60,25 +60,25 @@ class _Gate:
         """Let nobody in any more, and make those who are inside leave."""
         with self.changed:
             self.ender = me = threading.get_ident()
-            others = [visit for visit in self.visits if visit.thread != me]
-        for visit in others:
+            other_visits = [visit for visit in self.visits if visit.thread != me]
+        for visit in other_visits:
             if visit.leave is not None:
                 visit.leave()
 
-    def wait(self, most: float) -> None:
+    def wait(self, timeout: float) -> None:
         """Wait until they have left, each for as long as its patience, and `most` seconds."""
         began = time.monotonic()
         with self.changed:
-            while others := [visit for visit in self.visits if visit.thread != self.ender]:
-                left = began + min(most, max(visit.patience for visit in others)) - time.monotonic()
-                if left <= 0:
+            while remaining := [visit for visit in self.visits if visit.thread != self.ender]:
+                seconds = began + min(timeout, max(visit.patience for visit in remaining)) - time.monotonic()
+                if seconds <= 0:
                     return
-                self.changed.wait(left)
+                self.changed.wait(seconds)
 
 
 _gate = _Gate()
 _loaded: set[str] = set()
-_kept: WeakKeyDictionary[Any, Callable[[Any], object] | None] = WeakKeyDictionary()
+_resources: WeakKeyDictionary[Any, Callable[[Any], object] | None] = WeakKeyDictionary()
 
 
 def load(name: str) -> Any:
@@ -120,17 +120,17 @@ def ending() -> bool:
     return _gate.ender not in (None, threading.get_ident())
 
 
-def keep(made: Any, free: Callable[[Any], object] | None = None) -> None:
-    """Look after an object of a library that has threads of its own, as long as it lives.
+def keep(resource: Any, free: Callable[[Any], object] | None = None) -> None:
+    """Register an object of a library with its own threads for its whole life.
 
     When the program ends, `free` is called with it, before the library's own end. A child of a fork has none of these
     threads, and would wait for them for ever if it took the object down: it never does.
     """
     with _gate.changed:
         late = _gate.ender is not None
-        _kept[made] = free
+        _resources[resource] = free
     if late and free is not None:
-        free(made)
+        free(resource)
 
 
 def _end() -> None:
@@ -138,9 +138,9 @@ def _end() -> None:
     while True:
         try:
             _gate.shut()
-            for made, free in list(_kept.items()):
+            for resource, free in list(_resources.items()):
                 if free is not None:
-                    free(made)
+                    free(resource)
             _gate.wait(patience)
             return
         except KeyboardInterrupt:
@@ -149,18 +149,18 @@ def _end() -> None:
 
 
 def _begin_anew() -> None:
-    """In the child of a fork, where only one thread is left: nothing of the libraries is ever taken down."""
+    """Reset the state in the child of a fork, which has only one thread. The child never frees objects of the libraries."""
     global _gate
     _gate = _Gate()
-    orphans = list(_kept)
-    _kept.clear()
+    orphans = list(_resources)
+    _resources.clear()
     if not _loaded:
         return
     import ctypes
 
-    for made in orphans:
+    for orphan in orphans:
         # Modules are emptied at the end: only a reference that nobody holds stays.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(orphan))
     program = ctypes.CDLL(None)
     if hasattr(program, "on_exit"):
         # After the interpreter, and before the libraries' own ends, which wait for threads.
@@ -189,8 +189,10 @@ def give_memory_back() -> bool:
 M_ARENA_MAX = -8
 """The parameter of glibc's `mallopt` that bounds the number of heaps."""
 
+MAX_HEAPS = 2
 
-def limit_heaps(count: int = 2) -> bool:
+
+def limit_heaps() -> bool:
     """Bound the number of heaps from which threads that are started later allocate, where the C library can do that; return
     whether it can.
 
@@ -200,4 +202,4 @@ def limit_heaps(count: int = 2) -> bool:
     import ctypes
 
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    return mallopt is not None and bool(mallopt(M_ARENA_MAX, count))
+    return mallopt is not None and bool(mallopt(M_ARENA_MAX, MAX_HEAPS))

@@ -17,7 +17,7 @@ from kilburn import (
     answering,
     tracing,  # noqa: F401 -- from now on it sees each question to a model
 )
-from kilburn.backends.places import name_of, open_backend
+from kilburn.backends.places import canonical_name, open_backend
 from kilburn.budget import Budget
 from kilburn.errors import SpecError, StoreBusy, StoreReadOnly
 from kilburn.forgetting.erasure import copied_to, remember_copy
@@ -146,7 +146,7 @@ def copy(
     tenant: str = "default",
     to: str | None = None,
     note: bool = True,
-    told: Callable[[int, int, str], object] = lambda done, total, words: None,
+    progress: Callable[[int, int, str], object] = lambda done, total, words: None,
 ) -> Copied:
     """Copy all of a tenant into another store, and compare both byte for byte: sessions with their branches, memories, documents,
     notes, ledgers with their times, vectors, what is forgotten, pins and settings. Every address stays what it was.
@@ -160,7 +160,7 @@ def copy(
             there is none.
         tenant: whose store it is. to: the tenant in the target; the same where left out.
         note: whether the source keeps a note, so that a receipt of `forget` names this copy.
-        told: is told how many pages and events are done, of how many, and what is in hand.
+        progress: called with the number of copied pages and events, their total, and the current step.
 
     Raises:
         SpecError: both are the same. StoreError: the target has other things under the same names, or has changed its copy, or
@@ -171,7 +171,7 @@ def copy(
 
     for path in (source, target):
         _check_path(path)
-    names = [name_of(path) for path in (source, target)]
+    names = [canonical_name(path) for path in (source, target)]
     places = [f"{names[0]}#{tenant}", f"{names[1]}#{to or tenant}"]
     if places[0] == places[1] or ":memory:" in (source, target):
         raise SpecError(f"a copy of {names[0]} into {names[1]}", advice="give two stores, or another tenant with `to`")
@@ -186,10 +186,10 @@ def copy(
             with closing(open_backend(source, tenant=tenant)) as backend:
                 remember_copy(backend, places[1], time.time())
         except (StoreReadOnly, StoreBusy) as error:
-            told(0, 0, f"the source keeps no note of this copy: {error.what}")
+            progress(0, 0, f"the source keeps no note of this copy: {error.what}")
 
     with (
         closing(open_backend(source, tenant=tenant, readonly=True)) as source_backend,
         closing(open_backend(target, tenant=to or tenant, durable=False)) as target_backend,
     ):
-        return copied(source_backend, target_backend, places[0], told, remember, noted=places[1] in copied_to(source_backend))
+        return copied(source_backend, target_backend, places[0], progress, remember, noted=places[1] in copied_to(source_backend))

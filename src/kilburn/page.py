@@ -146,8 +146,8 @@ BLANK = " "
 """Label of a blank text that is forgotten; any other forgotten page has none."""
 
 
-def tombstone_of(page: Page) -> Page:
-    """What stays of a forgotten page: its number, place and cost, and whether it was blank; no word of it."""
+def make_tombstone(page: Page) -> Page:
+    """Return the remains of a forgotten page: its number, place and cost, and whether it was blank; none of its text."""
     label = BLANK if page.is_blank else ""
     return msgspec.structs.replace(
         page,

@@ -108,8 +108,8 @@ class View:
         pages: the resident pages in the order of the prompt, pinned ones included.
         budget: what the level may hold; `use` is what it holds now, handles included, in tokens.
         wanted: the pages that the cause is about.
-        turn: how many messages were appended so far, the number of the last one (`Page.message`); `now` is the kernel's time in
-            seconds.
+        turn: how many messages were appended so far, the number of the last one (`Page.message`).
+        now: the kernel's time in seconds.
         pins: ids that no move may touch: pinned pages, standing orders, the user's latest message (it stays until the next
             one), a provider's newest compaction, and the pages that excerpts and summaries among these stand for.
         open: pages of calls whose results may still come: they cannot leave. A call after which eight messages of the
@@ -170,7 +170,7 @@ class View:
         return max(0, self.use - self.budget.capacity)
 
     def free(self, candidates: Iterable[Page], tokens: int) -> tuple[int, ...]:
-        """Whole groups from `candidates`, in that order, until `tokens` would be freed.
+        """Return whole groups from `candidates`, in that order, until `tokens` would be freed.
 
         Pinned pages and their groups are left out. Of a group with an open call or a page of the latest message only
         results leave: their calls stay, and a handle takes their place. Returns the ids of resident pages. They may
@@ -266,7 +266,7 @@ class View:
         return free
 
     def _tied(self, free: Sequence[Page], chosen: Set[int]) -> set[int]:
-        """The groups of which some resident page is not among these."""
+        """Return the groups with a resident page that is not among these."""
         if 8 * len(free) > len(self.pages):
             tied = {page.group for page in self.pages if page.group and page.id not in chosen}
             return tied.intersection([page.group for page in free])
@@ -277,8 +277,8 @@ class View:
         return {group for group, count in counts.items() if count < self._groups[group]}
 
     def stretch(self, pages: Iterable[int], within: Set[int] | None = None) -> Stretch:
-        """The stretch of a fold in place of some pages: what it has to cite, so that it breaks no law, and what leaves
-        with it.
+        """Return the stretch that a fold in place of these pages covers: the sources that it must cite to break no law, and the
+        pages that leave with it.
 
         A fold cites the originals of derived pages, and the stubs of its groups. It cites no page that stays in the
         window, no page that a page that stays shows or stands for, and no part of a group. If it cannot replace a
@@ -323,7 +323,7 @@ class View:
         return Stretch(tuple(sorted(legal)), tuple(going.values()), torn | beside)
 
     def originals(self, page: Page) -> set[int]:
-        """The originals that a page was made from, at any depth."""
+        """Return the originals that a page was made from, at any depth."""
         if page.id > 0:
             return {page.id}
         return {

@@ -53,8 +53,12 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True):
         """Whether tokens cost anything. A table of zeros is that of somebody who gave none."""
         return any((self.input, self.cached, self.written, self.output))
 
+    def again(self, tokens: int) -> float:
+        """Return what it costs more to write so many tokens to the cache than to read them from it."""
+        return tokens * (self.written - self.cached) / 1e6
+
     def cost(self, usage: Tokens) -> float:
-        """What one reply cost, including the provider's own compaction."""
+        """Return the cost of one reply, including the provider's own compaction."""
         fresh = usage.prompt - usage.cached - usage.written
         cost = fresh * self.input + usage.cached * self.cached + usage.written * self.written + usage.reply * self.output
         return cost / 1e6 + (self.cost(usage.beside) if usage.beside is not None else 0.0)
@@ -71,8 +75,8 @@ to the cache is free, as with OpenAI. "local" is in seconds of an engine that re
 50."""
 
 
-def prices_of(name: str) -> Prices:
-    """The table of that name.
+def find_prices(name: str) -> Prices:
+    """Return the price table of that name.
 
     Raises:
         SpecError: there is none.

@@ -18,7 +18,7 @@ PUBLIC = r"^__all__ = \[(.*?)\]"
 PACKAGES = ("kilburn", "kilburn_kv", "kilburn_lab")
 """Where names live: the product, and the distributions beside it that are installed."""
 
-NAMED = 4
+MAX_PLACES = 4
 """Places that an error names at most."""
 
 
@@ -56,8 +56,8 @@ def attach(package: str, names: Mapping[str, str] | None = None) -> None:
 
 @cache
 def exports() -> dict[str, list[str]]:
-    """The public modules of the packages that are here, each with its public names: those with an `__all__`, and nothing else is
-    promised. The sources are read; nothing is imported."""
+    """Return the public modules of the installed packages, each with its public names: those with an `__all__`. The function
+    reads the sources and imports nothing."""
     # Only for an error, and for the reference.
     import re
     from importlib.util import find_spec
@@ -76,7 +76,8 @@ def exports() -> dict[str, list[str]]:
 
 
 def _advice(name: str, package: str) -> str:
-    """Where a name lives, or one that is nearly the same, or else what the package has, as the end of a sentence."""
+    """Return the end of a sentence that says where a name, or one that is nearly the same, can be imported from, or else what the
+    package has."""
     if name.startswith("_"):
         return ""
     modules: dict[str, list[str]] = {}
@@ -91,8 +92,8 @@ def _advice(name: str, package: str) -> str:
 
         near = difflib.get_close_matches(name, modules, 2, 0.8)
     lines = [f"from {module} import {candidate}" for candidate in near for module in modules[candidate]]
-    more = "" if len(lines) <= NAMED else f", and {len(lines) - NAMED} more"
+    more = "" if len(lines) <= MAX_PLACES else f", and {len(lines) - MAX_PLACES} more"
     if lines:
-        return f"; write {' or '.join(f'`{line}`' for line in lines[:NAMED])}{more}"
-    own = getattr(sys.modules[package], "__all__", ())
-    return f"; it has {', '.join(own)}" if own else ""
+        return f"; write {' or '.join(f'`{line}`' for line in lines[:MAX_PLACES])}{more}"
+    public_names = getattr(sys.modules[package], "__all__", ())
+    return f"; it has {', '.join(public_names)}" if public_names else ""

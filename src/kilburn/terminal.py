@@ -27,9 +27,9 @@ def line(text: str) -> str:
     return plain(text).replace("\n", "\\x0a").replace("\t", "\\x09")
 
 
-def age(then: float, now: float | None = None) -> str:
+def age(moment: float, now: float | None = None) -> str:
     """Format the time since `then` in its largest unit: `12 s`, `3 min`, `5 h`, `9 d`."""
-    seconds = max(0.0, (time.time() if now is None else now) - then)
+    seconds = max(0.0, (time.time() if now is None else now) - moment)
     for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size:
             return f"{seconds / size:.0f} {unit}"

@@ -286,7 +286,7 @@ def begin(
         values = {key: _bounded(value) for key, value in {**shared, **attributes}.items() if value is not None and value != ""}
         real = tracer_in_use.start_span(
             name.strip()[:MAX_TEXT],
-            context=None if headers is None or api.get_current_span().get_span_context().is_valid else _parent_of(headers),
+            context=None if headers is None or api.get_current_span().get_span_context().is_valid else _parse_parent(headers),
             kind=api.SpanKind[kind],
             attributes=values,
             start_time=None if at is None else int(at * 1e9),
@@ -364,7 +364,8 @@ def compacting(session: Any) -> Iterator[None]:
 
 
 def compactions(session: Any, start: int) -> Iterator[Event]:
-    """Yield the compactions in a session's ledger after an event, and then the last eviction by the kernel itself."""
+    """Yield the COMPACT events after an event, and then the last eviction by the kernel. These are not receipts: changes by hand,
+    and the kernel's other evictions and folds, are not among them."""
     evictions: Event | None = None
     try:
         for event in session.backend.events(session.number, start):
@@ -438,7 +439,7 @@ def _pieces(new_span: Span, model: Model, request: Request) -> Iterator[Delta | 
             close()
 
 
-def _parent_of(headers: Mapping[str, str]) -> Any:
+def _parse_parent(headers: Mapping[str, str]) -> Any:
     """Return the context that headers name; an empty one if they name none."""
     present = {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
     return _w3c().extract(present, sys.modules["opentelemetry.context"].Context())

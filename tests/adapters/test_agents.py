@@ -18,7 +18,7 @@ from agents.run import ModelInputData
 from agents.testing import ScriptedModel
 
 from agents import Agent, RunConfig, Runner, UserError, function_tool
-from kilburn.adapters.agents import AgentsSession, chat_of, items_of, tools
+from kilburn.adapters.agents import AgentsSession, chat_messages, sdk_items, tools
 from kilburn.testing import check_laws
 
 WINDOW = 1500
@@ -120,7 +120,7 @@ async def test_the_session_protocol(store: kilburn.Store) -> None:
 def test_items_come_back() -> None:
     image = {"type": "input_image", "image_url": "https://example.org/a.png", "detail": "auto"}
     items = [{"role": "user", "content": [{"type": "input_text", "text": "See."}, image]}]
-    assert items_of(chat_of(items)) == items
+    assert sdk_items(chat_messages(items)) == items
 
 
 async def test_a_run_that_is_cancelled_between_call_and_result(store: kilburn.Store) -> None:

@@ -124,7 +124,7 @@ def test_what_a_model_may_not_do_is_an_error_that_it_can_act_on() -> None:
         ],
         PART=[calls(branch("d1", "DEEPER part")), calls(("d2", "return", {"text": "?"})), returned("fine")],
     )
-    events = list(Branching(scripted, [look], session, most=1).stream("go"))
+    events = list(Branching(scripted, [look], session, max_branches=1).stream("go"))
     texts = [event.text for event in events if isinstance(event, Returned) and event.failed]
     assert [text.startswith("error:") for text in texts] == [True] * 3
     assert "this is no branch" in texts[0]

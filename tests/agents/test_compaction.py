@@ -10,6 +10,7 @@ import pytest
 
 from kernel.talk import assistant, call_of, tool, user
 from kilburn import Store
+from kilburn.agents.by_hand import POLICY, decider
 from kilburn.agents.compaction import compact, compact_at_provider
 from kilburn.agents.loop import Agent
 from kilburn.backends.sqlite import Sqlite
@@ -132,6 +133,28 @@ def test_a_providers_summary_goes_with_each_page_that_it_was_made_from() -> None
         assert "line 0, line 5" not in str(session.render("messages"))
         assert "line 1 " in session.recall("p8"), "what it stood for is there"
         check_laws(session)
+
+
+def test_the_policy_that_decided_last_is_found_behind_changes_by_hand() -> None:
+    policy = "hybrid(low=300, tail=100)"
+    session = Store(Sqlite(":memory:"), Budget(600), policy, tokenizer="chars/4", clock=FakeClock()).session("a")
+    assert decider(session.ledger.receipts()) == POLICY
+    for number in range(20):
+        session.append(user(f"{number}: " + "More was said. " * 8))
+    session.edits.evict(session.window.resident()[2].address)
+    assert compact(session, None, keep=1).outcome == "done"
+    assert [receipt.policy for receipt in session.ledger.receipts()[-2:]] == ["user", "compact on demand"]
+    assert decider(session.ledger.receipts()) == policy
+
+
+def test_what_a_providers_summary_freed_counts_once() -> None:
+    session = opened()
+    before = session.prompts.use
+    done = compact_at_provider(session, Scripted([block("line 0, line 5")], form="messages"))
+    grown = session.window.cost(session.window.last)
+    receipts = session.ledger.receipts()
+    assert [(receipt.policy, receipt.freed) for receipt in receipts] == [("user", done.freed), ("compact on demand", 0)]
+    assert session.prompts.use == before + grown - done.freed
 
 
 def test_the_next_summary_of_a_provider_is_made_from_the_one_before() -> None:

@@ -277,7 +277,7 @@ def test_a_root_that_never_is_ready_is_told_to_answer() -> None:
     result = ask(*[half] * 9, limits=Limits(steps=3))
     assert (result.outcome, result.content, result.limit, result.steps) == (AnswerOutcome.UNREADY, "half", "steps", 3)
     result = ask(idle, "it is 7", "it is 7", limits=Limits(steps=1))
-    assert (result.outcome, result.content, result.limit) == (AnswerOutcome.SAID, "it is 7", "steps")
+    assert (result.outcome, result.content, result.limit) == (AnswerOutcome.PROSE, "it is 7", "steps")
     session = opened().session("a")
     result = ask(*[idle] * 9, limits=Limits(steps=3), session=session)
     assert (result.outcome, result.content) == (AnswerOutcome.NOTHING, None)
@@ -291,7 +291,7 @@ def test_prose_is_answered_with_a_reminder_and_taken_in_the_end() -> None:
     assert (result.outcome, result.content) == (AnswerOutcome.ANSWERED, 1)
     assert "Nothing is answered yet" in said(session)
     result = ask("it is", "it is, really", "forty-two")
-    assert (result.outcome, result.content) == (AnswerOutcome.SAID, "forty-two")
+    assert (result.outcome, result.content) == (AnswerOutcome.PROSE, "forty-two")
 
 
 def test_a_fenced_block_is_a_cell_too() -> None:

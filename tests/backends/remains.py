@@ -21,7 +21,7 @@ from pathlib import Path
 import apsw
 
 from kilburn.backend import Batch, State
-from kilburn.backends.codec import key_of, zstd
+from kilburn.backends.codec import digest_bytes, zstd
 from kilburn.backends.sqlite import Sqlite
 from kilburn.backends.upkeep import inspect_store, repair_store
 from kilburn.event import Act, Event
@@ -183,13 +183,13 @@ class Trial:
         page = page_of(number, " ".join(text), extra=extra, label=label, call=call)
         texts = {page.digest: " ".join(text)} | ({page.extra: extra} if extra else {})
         secret = Secret({*words, label, call, *re.findall(f"[{LETTERS}]{{20}}", extra)})
-        secret.bytes |= {page.digest.encode(), key_of(page.digest)}
+        secret.bytes |= {page.digest.encode(), digest_bytes(page.digest)}
         return page, texts, secret
 
     def _sign(self, number: int, page: Page) -> None:
         """Take some bytes of a page's compressed frame for a sign of it."""
         db = apsw.Connection(str(self.path), flags=apsw.SQLITE_OPEN_READONLY)
-        rows = db.execute("SELECT data FROM content WHERE codec = 1 AND digest = ?", (key_of(page.digest),)).fetchall()
+        rows = db.execute("SELECT data FROM content WHERE codec = 1 AND digest = ?", (digest_bytes(page.digest),)).fetchall()
         db.close()
         for (data,) in rows:
             self.kept[number, page.id].bytes |= {data[at : at + 24] for at in range(40, len(data) - 40, 211)}

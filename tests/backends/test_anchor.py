@@ -16,8 +16,8 @@ import pytest
 
 import kilburn
 from kilburn.backends.anchor import SPARE_LINES, Anchor
-from kilburn.backends.places import anchor_of
-from kilburn.backends.records import seal_of
+from kilburn.backends.places import place_anchor
+from kilburn.backends.records import compute_seal
 from kilburn.backends.sqlite import Sqlite
 from kilburn.errors import StoreCorrupt, StoreError
 
@@ -47,7 +47,7 @@ class Place:
 
     def findings(self) -> list[str]:
         with Sqlite(self.db, readonly=True) as backend:
-            return [finding.what for finding in anchor_of(self.db, "default", self.anchor).findings(backend)]
+            return [finding.what for finding in place_anchor(self.db, "default", self.anchor).findings(backend)]
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_tenants_threads_and_two_stores_have_one_file(at: Place, tmp_path: Path)
     for tenant in ("t0", "t1"):
         with at.open(tenant) as store:
             written.append({info.number: info.head for info in store.backend.segments()})
-            assert anchor_of(at.db, tenant, at.anchor).findings(store.backend) == []
+            assert place_anchor(at.db, tenant, at.anchor).findings(store.backend) == []
     with kilburn.open(other, tokenizer="chars/4", embedder=None, anchor="") as store:
         written.append({info.number: info.head for info in store.backend.segments()})
     assert sorted(heads.values(), key=repr) == sorted(written, key=repr)
@@ -161,7 +161,7 @@ def test_it_does_not_grow_for_ever(at: Place) -> None:
 
 
 def test_without_a_file_nothing_is_written(tmp_path: Path) -> None:
-    assert not anchor_of(":memory:", "default", tmp_path / "anchor").file
+    assert not place_anchor(":memory:", "default", tmp_path / "anchor").file
     assert not Anchor().file
 
 
@@ -185,7 +185,7 @@ def test_a_row_that_was_sealed_without_the_key_is_refused(tmp_path: Path) -> Non
     with sqlite3.connect(db) as raw:  # an attacker who knows how seals are made
         segment, number, record = raw.execute("SELECT segment, id, record FROM page").fetchone()
         record = record.replace(b"Deploy", b"Delete")
-        raw.execute("UPDATE page SET record = ?, seal = ?", (record, seal_of("page", segment, number, record)))
+        raw.execute("UPDATE page SET record = ?, seal = ?", (record, compute_seal("page", segment, number, record)))
     raw.close()
     found = kilburn_with("secret", "fsck", str(db))
     assert found.returncode == 1

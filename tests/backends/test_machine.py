@@ -21,7 +21,7 @@ from kilburn.backends.sqlite import Sqlite
 from kilburn.backends.upkeep import inspect_store
 from kilburn.errors import StoreError, StoreStale
 from kilburn.event import Event
-from kilburn.page import Page, Place, Span, digest_of, tombstone_of
+from kilburn.page import Page, Place, Span, digest_of, make_tombstone
 from kilburn.testing.stores import batch_of
 
 TEXTS = st.one_of(
@@ -63,7 +63,7 @@ class Model:
             self.rows[number] = self.rows[number][0], state
         self.indexed = (self.indexed | set(batch.index)) - {*batch.unindex, *batch.erase}
         for number in batch.erase:
-            self.rows[number] = tombstone_of(self.rows[number][0]), State(Place.DROPPED)
+            self.rows[number] = make_tombstone(self.rows[number][0]), State(Place.DROPPED)
             self.texts.pop(number, None)
         self.events += batch.events
         self.info = msgspec.structs.replace(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kilburn.backends.records import event_of, page_of, record_of_event, record_of_page
+from kilburn.backends.records import decode_event, decode_page, record_of_event, record_of_page
 from kilburn.event import Act, Event
 from kilburn.message import Kind, Role, Trust
 from kilburn.page import Page
@@ -43,9 +43,9 @@ def event(pages: tuple[int, ...]) -> Event:
 
 @given(IDS.map(tuple))
 def test_what_is_read_is_what_was_written(ids: tuple[int, ...]) -> None:
-    assert event_of(record_of_event(event(ids))) == event(ids)
+    assert decode_event(record_of_event(event(ids))) == event(ids)
     if ids:
-        assert page_of(record_of_page(fold(ids))) == fold(ids)
+        assert decode_page(record_of_page(fold(ids))) == fold(ids)
 
 
 def test_a_memory_of_a_long_session_takes_little_room() -> None:
@@ -58,7 +58,7 @@ def test_a_memory_of_a_long_session_takes_little_room() -> None:
 def test_stretches_that_make_no_sense_are_refused(runs: tuple[int, ...]) -> None:
     record = msgspec.to_builtins(fold(())) | {"runs": runs}
     with pytest.raises(msgspec.DecodeError):
-        page_of(msgspec.msgpack.encode(record))
+        decode_page(msgspec.msgpack.encode(record))
 
 
 @pytest.mark.parametrize("act", [Act.FAULT, Act.SEARCH, Act.FOLD])
@@ -67,4 +67,4 @@ def test_an_event_of_many_pages_is_read_as_it_was(act: Act) -> None:
         {"missed": [*range(1, 60)]} if act is not Act.FOLD else {"to": {"folded": [*range(5, 90), 200]}, "fold": -1}
     )
     event = Event(number=1, act=act, time=1.0, pages=tuple(range(1, 60)), data=data)
-    assert event_of(record_of_event(event)) == event
+    assert decode_event(record_of_event(event)) == event

@@ -10,7 +10,7 @@ import pytest
 
 import kilburn as package
 from cli.terminal import TALK, kilburn, program
-from kilburn.backends.records import record_of_page, seal_of
+from kilburn.backends.records import compute_seal, record_of_page
 from kilburn.backends.sqlite import Sqlite
 from kilburn.message import Trust
 from kilburn.move import Add, Fold, Retire
@@ -139,7 +139,7 @@ def put(path: Path, page: Page, text: str) -> None:
         data,
         content,
     )
-    seal = seal_of("page", 1, page.id, record)
+    seal = compute_seal("page", 1, page.id, record)
     change(path, "UPDATE page SET record = ?, seal = ? WHERE segment = 1 AND id = ?", record, seal, page.id)
 
 
@@ -254,7 +254,7 @@ def test_a_fact_that_is_trusted_more_than_what_it_cites_is_found(remembered: Pat
         remembered,
         "UPDATE page SET record = ?, seal = ? WHERE segment = 2 AND id = -1",
         record,
-        seal_of("page", 2, -1, record),
+        compute_seal("page", 2, -1, record),
     )
     (item,) = findings(remembered)
     assert (item["kind"], item["page"]) == ("fold", "f1")

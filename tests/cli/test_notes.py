@@ -27,8 +27,7 @@ def run(*words: object, db: Path) -> Any:
 
 
 def test_versions_of_a_note_are_written_compared_and_restored(db: Path) -> None:
-    (first,) = run("list", db=db)
-    second = run("write", "core/human", "Ana drinks coffee.", "--seen", first["digest"], db=db)
+    second = run("write", "core/human", "Ana drinks coffee.", db=db)
     assert (second["address"], second["trust"], second["in_force"]) == ("f1", "user", True)
     assert [(row["address"], row["text"]) for row in run("history", "core/human", db=db)] == [
         ("p1", "Ana drinks tea."),
@@ -47,9 +46,6 @@ def test_versions_of_a_note_are_written_compared_and_restored(db: Path) -> None:
 
 def test_what_cannot_be_done_says_why_and_ends_with_2(db: Path) -> None:
     for words, said in (
-        (("write", "core/human", "x", "--seen", "0" * 64), "was changed meanwhile"),
-        (("write", "core/human", "x", "--new"), "already"),
-        (("write", "core/human", "x", "--new", "--seen", "0"), "--new with --seen"),
         (("write", "../x", "x"), "leads elsewhere"),
         (("read", "core/robot"), "core/human"),
         (("read", "core/human", "--version", "p9"), "no version"),

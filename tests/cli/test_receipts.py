@@ -11,6 +11,7 @@ import kilburn as package
 from cli.terminal import kilburn
 from kernel.talk import user
 from kilburn.errors import Unavailable
+from kilburn.move import Bring
 from kilburn.testing import Scripted
 
 
@@ -66,6 +67,9 @@ def test_a_receipt_says_that_the_model_failed(db: Path) -> None:
     assert first["asked"] == ["failed"]
     assert "failed" in first["why"]
     assert "the model: failed" in kilburn("receipts", "cut off", "--db", db).out
+    without = kilburn("receipts", "two words", "--db", db).out
+    assert "there was no model to ask" in without
+    assert "the model: none" not in without
 
 
 def test_only_what_was_asked_for(db: Path) -> None:
@@ -79,6 +83,22 @@ def test_only_what_was_asked_for(db: Path) -> None:
     assert (
         kilburn("receipts", "two words", "--outcome", "failed", "--db", db).out.splitlines()[-1] == "0 receipts, 0 tokens freed"
     )
+
+
+def test_a_copy_is_listed_and_found(db: Path) -> None:
+    with package.open(str(db), window=600, policy="summarize", tokenizer="chars/4") as store:
+        (copy,) = store.session("two words").edits.apply(Bring(((3, ((0, 9),)),)))
+    (receipt,) = kilburn("receipts", "two words", copy, "--db", db, "--json").json["receipts"]
+    assert (receipt["brought"], receipt["left"], receipt["freed"]) == ([copy], [], 0)
+    row = kilburn("receipts", "two words", copy, "--db", db).out.splitlines()[1]
+    assert f"copy: {copy}" in row
+    assert f" -{receipt['added']} " in row
+
+
+def test_an_outcome_that_does_not_exist_is_refused(db: Path) -> None:
+    refused = kilburn("receipts", "two words", "--outcome", "fialed", "--db", db)
+    assert (refused.status, refused.out) == (2, "")
+    assert "no progress" in refused.err
 
 
 def test_forgotten_pages_keep_their_receipts(db: Path) -> None:

@@ -39,7 +39,7 @@ def test_a_preview_names_the_policy_and_the_price_and_changes_no_byte(db: Path) 
     assert found["receipts"][0]["left"]
     assert found["after"] <= found["capacity"] - 400
     said = kilburn("window", "preview", "night shift", "--tokens", "400", "--db", db).out
-    assert f"{found['after']} then" in said
+    assert f"{found['after']} afterwards, without the message asked about, {found['again']} of which" in said
     other = kilburn("window", "preview", "night shift", "--tokens", "400", "--policy", "fifo", "--db", db, "--json").json
     assert {one["policy"] for one in other["receipts"]} == {"fifo"}
     assert db.read_bytes() == before

@@ -21,6 +21,7 @@ from kilburn.dashboard.app import build
 from kilburn.dashboard.changes import MAX_FORM_BYTES, VERBS, OwnHands, Visit
 from kilburn.dashboard.screens import SCREENS
 from kilburn.kernel.receipts import newest_moves
+from kilburn.move import Bring
 
 HOST = "127.0.0.1:8765"
 OURS = {"host": HOST, "origin": f"http://{HOST}", "content-type": "application/x-www-form-urlencoded"}
@@ -121,9 +122,20 @@ def test_a_page_is_let_go_taken_back_kept_and_let_move_by_buttons(app: Any, db: 
 def test_an_undo_that_does_not_fit_is_not_offered(app: Any, db: Path) -> None:
     # What the newest compaction took out was more than the window has room for.
     page = ask(app, "/change?name=parser&show=undo").text
-    assert "tokens more than the window has: recall or pin single pages, or open a larger window" in page
+    assert "tokens more than the window has: recall or pin single pages, or allow more tokens" in page
     assert "Undo now" not in page
     assert do(app, "undo", name="parser", event=newest_event(db)).status == 409
+
+
+def test_the_receipt_of_a_copy_says_what_it_added(app: Any, db: Path) -> None:
+    with kilburn.open(str(db), window=100_000, policy="fifo", tokenizer="chars/4", embedder=None) as store:
+        session = store.session("parser")
+        session.edits.apply(Bring(((2, ((0, 9),)),)))
+        receipt = session.ledger.receipts()[-1]
+    assert receipt.brought
+    page = ask(app, f"/receipt?name=parser&event={receipt.events[1]}").text
+    assert f"<dt>added</dt><dd>{receipt.added} tokens" in page
+    assert f'data-label="freed" class="n">-{receipt.added}</td>' in ask(app, "/receipts?name=parser").text
 
 
 def newest_event(db: Path) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kilburn.demo.library import lines_of
+from kilburn.demo.library import read_lines
 from kilburn.demo.questions import KINDS, questions
 
 
 def covered(root: Path) -> dict[str, int]:
-    return {path.relative_to(root).as_posix(): len(lines_of(path)) for path in root.rglob("*.py")}
+    return {path.relative_to(root).as_posix(): len(read_lines(path)) for path in root.rglob("*.py")}
 
 
 def test_a_seed_fixes_the_questions(shared_tree: Path) -> None:

@@ -188,7 +188,7 @@ def test_labels_stay_bounded_whatever_a_ledger_says() -> None:
     metrics = Metrics(PRICES["hosted"])
     for number in range(200):
         exchange = Exchange(key=Key(tenant="t"), session="s")
-        exchange.before, exchange.after = Stats(), Stats(prompts=1)
+        exchange.stats_before, exchange.stats_after = Stats(), Stats(prompts=1)
         exchange.compacted = [(f"policy {number}\n", f"outcome {number}", -5)]
         metrics.observe(exchange)
     samples = scraped(metrics.page().decode())["kilburn_compactions_total"]
@@ -201,7 +201,7 @@ def test_a_scrape_does_not_grow_with_sessions() -> None:
         metrics = Metrics(PRICES["hosted"])
         for number in range(sessions):
             exchange = Exchange(key=Key(tenant="t"), session=f"s{number}", form="chat")
-            exchange.before, exchange.after = Stats(), Stats(prompts=1)
+            exchange.stats_before, exchange.stats_after = Stats(), Stats(prompts=1)
             metrics.observe(exchange)
         return len([line for line in metrics.page().decode().splitlines() if line.startswith("kilburn_")])
 

@@ -44,9 +44,9 @@ def turn(exchange: Exchange, session: str, *, hits: int = 1, faults: int = 0) ->
     exchange.form, exchange.model, exchange.session, exchange.finish = "messages", "m-1", session, "stop"
     exchange.sent, exchange.new, exchange.rounds, exchange.idle, exchange.waited = 5000, 100, 2, 10.0, 0.0
     exchange.usage = Tokens(prompt=2400, cached=2000, written=400, reply=50)
-    exchange.before = Stats(prompts=10, tokens_seen=9900, tokens_shipped=7000, hits=20, faults=4, tokens_reprefilled=5)
+    exchange.stats_before = Stats(prompts=10, tokens_seen=9900, tokens_shipped=7000, hits=20, faults=4, tokens_reprefilled=5)
     rate = (20 + hits) / (24 + hits + faults)
-    exchange.after = Stats(
+    exchange.stats_after = Stats(
         tokens_seen=10_000,
         tokens_shipped=9000,
         tokens_reprefilled=45,

@@ -255,7 +255,7 @@ def test_a_gateway_may_leave_learning_and_embedding_to_workers(gateway: Any) -> 
     setup.chat([user("I like boats.")])
     assert facts(setup) == []
     did = []
-    with Worker(str(setup.db), ways=Ways(embedder="hashing(64)"), told=did.append) as worker:
+    with Worker(str(setup.db), ways=Ways(embedder="hashing(64)"), report=did.append) as worker:
         while worker.once():
             pass
     assert {one.kind for one in did} == {"learn", "embed"}

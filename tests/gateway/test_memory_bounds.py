@@ -28,10 +28,10 @@ from kilburn.gateway.limits import RequestBounds
 from kilburn.gateway.replies import ReplyPlace, ReplyPlaces
 from kilburn.gateway.responses import ResponsesForm
 from kilburn.gateway.sayings import MAX_DIGESTS, WIDTH, Sayings, message_key
-from kilburn.policies.importance import words_of
+from kilburn.policies.importance import significant_words
 from kilburn.remembered import Recent
-from kilburn.selection.passages import _parts_of, lines_of, passages_of, rows_of
-from kilburn.selection.selection import candidates_of
+from kilburn.selection.passages import _split_word, comparable_lines, split_lines, split_passages
+from kilburn.selection.selection import page_candidates
 from kilburn.testing.upstream import Upstream, serving
 from kilburn.wire.form import parse
 
@@ -77,7 +77,7 @@ def answer(histories: Histories, talk: list[dict[str, Any]], question: str, repl
 def forget() -> None:
     """Drop what functions remember: that has bounds of its own."""
     remembered.texts.clear()
-    _parts_of.cache_clear()
+    _split_word.cache_clear()
     _compounds.cache_clear()
 
 
@@ -269,20 +269,20 @@ def test_what_is_worked_out_of_texts_stays_within_its_bytes(kind: str) -> None:
     chance, texts, count = random.Random(4), remembered.texts, 0
     before, texts.most = texts.most, 2 << 20
     try:
-        candidates_of(TEXTS[kind](chance), 1, 1, "assistant", 600)
+        page_candidates(TEXTS[kind](chance), 1, 1, "assistant", 600)
         forget()
         with traced() as now:
             while count < 8 or not texts._left:
                 count += 1
                 text = TEXTS[kind](chance)
-                candidates_of(text, count, count, "assistant", 600)
-                passages_of(text, 300)
-                rows_of(text, True, 20_000)
-                lines_of(text)
-                words_of(text)
+                page_candidates(text, count, count, "assistant", 600)
+                split_passages(text, 300)
+                split_lines(text, True, 20_000)
+                comparable_lines(text)
+                significant_words(text)
                 assert texts.taken <= texts.most
             # Parts of words are remembered by number: they are short.
-            _parts_of.cache_clear()
+            _split_word.cache_clear()
             assert now() < 1.4 * texts.taken
     finally:
         texts.most = before

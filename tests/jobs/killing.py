@@ -117,7 +117,7 @@ def work(place: str, receipts: Path, left: int) -> None:
             os.write(lines, f"error: {did.kind}: {did.error}\n".encode())
 
     ways = Ways(learn=("consolidate('core/human')",), model=Keeping(), embedder=EMBEDDER, lease=LEASE)
-    with Worker(place, ("default",), ways, told=told) as worker, closing(places.open_backend(place)) as backend:
+    with Worker(place, ("default",), ways, report=told) as worker, closing(places.open_backend(place)) as backend:
         while worker.once() or (not left and kept(backend)):
             # What the killed ones had is free when their claims have ended; what has killed several rests until somebody
             # says otherwise.

@@ -10,7 +10,7 @@ import pytest
 
 from kilburn.backends.sqlite import Sqlite
 from kilburn.errors import StoreReadOnly, Unavailable
-from kilburn.jobs.claims import FAILED, LONGEST, JobName, kept, named, pause_after, renewing, take, try_again
+from kilburn.jobs.claims import FAILED, MAX_PAUSE, JobName, kept, named, pause_after, renewing, take, try_again
 
 JOB = JobName("learn", 7)
 
@@ -81,7 +81,7 @@ def test_what_fails_rests_longer_each_time_and_is_never_lost(backend: Timed) -> 
         assert take(backend, JOB) is None
         backend.time = entry.until
     assert pauses == sorted(pauses)
-    assert (pauses[0], pauses[-1], pause_after(10**6)) == (10.0, LONGEST, LONGEST)
+    assert (pauses[0], pauses[-1], pause_after(10**6)) == (10.0, MAX_PAUSE, MAX_PAUSE)
 
 
 def test_what_kills_its_workers_rests_too(backend: Timed) -> None:

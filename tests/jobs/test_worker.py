@@ -58,7 +58,7 @@ def facts(place: Path, user: str = "ana", tenant: str = "default") -> list[str]:
 def worked(place: Path, ways: Ways = PLAIN, tenants: Sequence[str] = ("default",)) -> list[Did]:
     """What a worker does until nothing is to be done."""
     did: list[Did] = []
-    with Worker(str(place), tenants, ways, told=did.append) as worker:
+    with Worker(str(place), tenants, ways, report=did.append) as worker:
         while worker.once():
             pass
     return did

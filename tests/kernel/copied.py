@@ -27,7 +27,7 @@ EMBEDDER = "hand-made"
 
 COPIES = """
 import os, signal, sys
-from kilburn.backends.places import name_of, open_backend
+from kilburn.backends.places import canonical_name, open_backend
 from kilburn.copying import copy
 
 source, target, to, *numbers = sys.argv[1:]
@@ -56,7 +56,7 @@ for number in map(int, numbers):
         verbs = [(theirs, name) for name in ("segment", "commit", "erase", "sync")]
         for part, name in [*verbs, (theirs.settings, "put"), (theirs.vectors, "add")]:
             setattr(part, name, counted(getattr(part, name), number))
-        copy(ours, theirs, name_of(source) + "#default")
+        copy(ours, theirs, canonical_name(source) + "#default")
         theirs.close()
         print(done, flush=True)
         os._exit(0)

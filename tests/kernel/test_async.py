@@ -36,15 +36,12 @@ async def test_a_session_is_read_as_it_is_written(tmp_path: Path) -> None:
         assert [hit.text for hit in hits] == [hit.text for hit in session.search("pump 11", tokens=300, limit=2, record=False)]
         memory = store.memory("ana")
         memory.collection.add("Ana likes tea.")
-        assert await memory.arecall("p1") == "Ana likes tea."
         assert [hit.text for hit in await store.asearch("tea", where="facts", user="ana")] == ["Ana likes tea."]
         found = await store.asearch("pump 11", tokens=200, where="sessions", abstain=True)
         again = store.search("pump 11", tokens=200, where="sessions", abstain=True)
         assert [hit.text for hit in found] == [hit.text for hit in again]
         with pytest.raises(UnknownAddress):
             await session.arecall("p99")
-        with pytest.raises(UnknownAddress):
-            await memory.arecall("p99")
         check_laws(session)
     with pytest.raises(StoreError):
         store.sessions()

@@ -474,7 +474,7 @@ def test_nobody_sees_a_copy_or_writes_into_it_before_it_is_complete(tmp_path: Pa
             with pytest.raises(StoreBusy):
                 early.segment("work", time=1.0)
 
-        kilburn.copy(place, target, told=told)
+        kilburn.copy(place, target, progress=told)
         assert len(steps) > 10
         mine.append(user("it goes on"))
         with pytest.raises(StoreBusy), early.together():

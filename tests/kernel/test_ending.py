@@ -32,7 +32,7 @@ from kilburn.jobs.ending import (
     expire,
     keep_rule,
     kept_receipts,
-    rule_of,
+    read_rule,
 )
 from kilburn.move import Add
 from kilburn.page import digest_of
@@ -325,14 +325,14 @@ def test_without_a_cold_place_nothing_is_archived(tmp_path: Path) -> None:
 
 
 def test_the_rule_of_a_tenant_is_kept(store: Store) -> None:
-    assert rule_of(store.backend) is None
+    assert read_rule(store.backend) is None
     keep_rule(store.backend, TimeToLive(archive=1.0, forget=2.0))
-    assert rule_of(store.backend) == TimeToLive(archive=1.0, forget=2.0)
+    assert read_rule(store.backend) == TimeToLive(archive=1.0, forget=2.0)
     store.backend.settings.put("retention", '{"archive": "soon"}')
     with pytest.raises(StoreCorrupt, match="sessions rule"):
-        rule_of(store.backend)
+        read_rule(store.backend)
     keep_rule(store.backend, None)
-    assert rule_of(store.backend) is None
+    assert read_rule(store.backend) is None
 
 
 def test_texts_go_by_age_and_use(store: Store) -> None:

@@ -20,7 +20,7 @@ from kilburn.kernel.receipts import ranges, receipts
 from kilburn.kernel.render import Item, items
 from kilburn.kernel.replay import rebuild
 from kilburn.kernel.session import Session
-from kilburn.move import Evict, Fold, Load, Move
+from kilburn.move import Bring, Evict, Fold, Load, Move
 from kilburn.page import Kind, parse_address
 from kilburn.policy import Plan, View
 from kilburn.testing import Scripted, check_laws
@@ -40,6 +40,13 @@ class Illegal:
 
     def plan(self, view: View) -> Sequence[Move]:
         return [Evict(pages=(999,))]
+
+
+class Raising:
+    """Has a fault."""
+
+    def plan(self, view: View) -> Sequence[Move]:
+        raise ZeroDivisionError
 
 
 class Longer:
@@ -315,6 +322,51 @@ def test_a_result_that_came_since_comes_back_with_its_call(tmp_path: Path) -> No
         assert session.window.shown == {2, 3, 4}
         session.edits.undo(tokens=1_000)
         assert session.window.shown == {1, 2, 3, 4, 5}
+
+
+def test_a_fold_lists_what_it_moved_and_not_what_it_cites(tmp_path: Path) -> None:
+    with kilburn.open(str(tmp_path / "a.db"), window=10_000, policy="fifo", tokenizer="chars/4") as store:
+        session = store.session("a")
+        for number in range(1, 9):
+            session.append(user(f"{number}: " + "More was said. " * 8))
+        session.edits.apply(Fold((2, 3), text="Two of them."))
+        session.edits.apply(Fold((2, 3, 4, 5), text="Four of them."))
+        session.edits.apply(Bring(((4, ((0, 2),)),)))
+        first, second, copy = session.ledger.receipts()
+        assert (first.left, first.folds) == (("p2-p3",), ("f1",))
+        assert (second.left, second.folds) == (("f1", "p4-p5"), ("f2",))
+        assert (copy.left, copy.folds, copy.brought, copy.freed) == ((), (), ("f3",), 0)
+        assert copy.added > 0
+        session.edits.undo()
+        session.edits.undo()
+        assert session.ledger.receipts()[-1].back == ("f1", "p4-p5")
+        assert [page.id for _, page, _ in session.contents.shown() if page] == [1, -1, *range(4, 9)]
+
+
+def test_pages_that_were_retired_are_not_undone(tmp_path: Path) -> None:
+    with kilburn.open(str(tmp_path / "a.db"), window=10_000, policy="fifo", tokenizer="chars/4") as store:
+        session = store.session("a")
+        for number in range(1, 9):
+            session.append(user(f"{number}: " + "More was said. " * 8))
+        session.edits.take_back([6, 7])
+        with pytest.raises(KernelError, match="to take back"):
+            session.edits.undo()
+        session.edits.evict("p2")
+        session.edits.apply(Fold((3, 4), text="Two of them."))
+        session.edits.take_back([4])
+        assert session.edits.undo().folds == ("f1",)
+        assert session.window.shown == {1, 3, 5, 8}
+        assert session.edits.undo().left == ("p2",)
+        assert session.window.shown == {1, 2, 3, 5, 8}
+        check_laws(session)
+
+
+def test_the_kind_of_an_error_is_not_a_count(tmp_path: Path) -> None:
+    with kilburn.open(str(tmp_path / "a.db"), window=400, policy=Raising(), tokenizer="chars/4") as store:
+        session = store.session("a")
+        session.append(user("one"))
+        (receipt,) = session.ledger.receipts()
+        assert (receipt.outcome, receipt.figures) == ("failed", {})
 
 
 def test_a_page_let_go_by_hand_leaves_with_its_call_and_comes_back(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from kilburn.kernel.resolve import resolve
 from kilburn.models import weights
 from kilburn.models.retry import Retry
 from kilburn.retrieval import Embedder
-from kilburn.search.bert import parts_of
+from kilburn.search.bert import read_tensors
 from kilburn.search.embedders.hashing import Hashing
 from kilburn.search.embedders.minilm import Minilm
 from kilburn.search.embedders.remote import Remote
@@ -44,7 +44,7 @@ def minilm() -> Minilm:
 def test_minilm_makes_the_vectors_of_the_reference(minilm: Minilm) -> None:
     """Beside the same weights in float32, in torch, one text at a time."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    tensors, _ = parts_of(weights.find("minilm", "safetensors"))
+    tensors, _ = read_tensors(weights.find("minilm", "safetensors"))
     config = transformers.BertConfig(
         vocab_size=30522, hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536
     )

@@ -130,13 +130,13 @@ def test_of_many_guidelines_the_last_supported_stand_in_the_prompt(store: Store)
     for number in range(6):
         guidelines.notes.write(f"guidelines/g{number}", f"Always say number {number}.")
     guidelines.notes.write("guidelines/g0", "Always say zero.", seen=guidelines.notes.read("guidelines/g0").digest)
-    (rules,) = guidelines.messages("Hello.", most=3)
+    (rules,) = guidelines.messages("Hello.", limit=3)
     assert re.findall("Always say [a-z0-9 ]+", rules.parts[0].text) == [
         "Always say zero",
         "Always say number 4",
         "Always say number 5",
     ]
-    assert guidelines.messages("Hello.", most=0) == []
+    assert guidelines.messages("Hello.", limit=0) == []
     assert len(re.findall("Always say", guidelines.messages("Hello.")[0].parts[0].text)) == 6
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import threading
 from collections.abc import Collection, Generator, Iterator, Sequence
@@ -512,21 +511,6 @@ def test_a_page_that_is_forgotten_while_the_model_is_asked_is_not_learned_from()
         assert len(texts(store)) == 2
         memory = store.memory()
         assert all((1, 1) not in page.cites for page, _ in memory.pages(history=True, proposed=True))
-
-
-async def test_the_async_form_learns_the_same_and_can_be_cancelled() -> None:
-    with opened() as store:
-        store.session("a").append(user("one"))
-        model = Held()
-        task = asyncio.create_task(store.memory().alearn("a", Asking(), model))
-        while not model.asked.is_set():
-            await asyncio.sleep(0.005)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        model.go_on.set()
-        assert texts(store) == []
-        assert (await store.memory().alearn("a", Asking(), Scripted(["a fact"]))).stored == ("f1",)
 
 
 def test_a_policy_is_named_like_any_other() -> None:

@@ -39,14 +39,13 @@ QUERY = Query(text="what", now=0.0)
 
 
 def test_all_are_known() -> None:
-    assert names("search.rankings") == ["blend", "meaning", "rrf", "words"]
+    assert names("search.rankings") == ["blend", "meaning", "words"]
 
 
 def test_words_and_meaning_alone() -> None:
     pages = candidate(1, words=2.0, meaning=0.1), candidate(2, words=3.0), candidate(3, meaning=0.9)
     assert order("words", QUERY, *pages) == [2, 1]
     assert order("meaning", QUERY, *pages) == [3, 1]
-    assert order("rrf", QUERY, *pages)[0] == 1
 
 
 @pytest.mark.parametrize(
@@ -90,7 +89,7 @@ def test_neighbours_and_sessions_count() -> None:
         unique_by=lambda one: (one.segment, one.page.id),
         max_size=12,
     ),
-    st.sampled_from(["blend", "words", "meaning", "rrf"]),
+    st.sampled_from(["blend", "words", "meaning"]),
 )
 def test_terms_sum_to_the_score_and_order_is_by_score(candidates: list[Candidate], spec: str) -> None:
     ranking = resolve("search.rankings", spec)

@@ -64,7 +64,7 @@ def test_a_quota_refuses_and_names_the_counts(store: Store) -> None:
         store.memory("ana").remember(f"fact {number}", quota=quota)
     with pytest.raises(QuotaExceeded, match="'ana' has 2 facts, 1 more are too many: 2 are allowed") as refused:
         store.memory("ana").remember("fact 2", quota=quota)
-    assert (refused.value.unit, refused.value.have, refused.value.more, refused.value.most) == ("facts", 2, 1, 2)
+    assert (refused.value.unit, refused.value.have, refused.value.more, refused.value.limit) == ("facts", 2, 1, 2)
     assert facts(store) == ["fact 0", "fact 1"]
     assert store.memory("bob").remember("fact 0", quota=quota) == "p1"
     with pytest.raises(QuotaExceeded, match="tokens"):

@@ -23,7 +23,7 @@ from kilburn.move import Add, Retire
 from kilburn.page import Page
 from kilburn.retrieval import Candidate, Query
 from kilburn.search.found import DamageWarning, Found
-from kilburn.search.search import FEWEST, MOST
+from kilburn.search.search import MAX_DEPTH, MIN_DEPTH
 from kilburn.testing.clock import FakeClock
 
 NOW = 1_600_000_000.0
@@ -62,7 +62,7 @@ def opened(path: str | Path = ":memory:") -> tuple[Counting, Store]:
 
 def by_reading_all(store: Store, query: str, tokens: int, at: float | None) -> list[tuple[str, float]]:
     """The texts and scores of all facts that a search may find, best first, each of them read and verified."""
-    depth = max(FEWEST, min(MOST, tokens // 10))
+    depth = max(MIN_DEPTH, min(MAX_DEPTH, tokens // 10))
     seen: dict[tuple[int, int], Any] = {}
     for hit in store.backend.words.search(query, limit=depth):
         seen.setdefault((hit.segment, hit.page), hit)

@@ -119,17 +119,6 @@ def test_a_memory_searches_its_own_facts_and_the_store_those_of_all_users_too(st
     assert 0 < hits.confidence <= 1
 
 
-async def test_a_memory_learns_and_searches_for_async_callers(store: Store) -> None:
-    talk = store.session("monday", user="ana")
-    talk.append({"role": "user", "content": "I live in Porto."}, {"role": "assistant", "content": "Noted."})
-    memory = store.memory("ana")
-    assert (await memory.alearn(talk)).stored == ("f1",)
-    assert memory.learn("monday").stored == ()
-    assert [hit.address for hit in await memory.asearch("Porto")] == ["f1"]
-    assert await memory.arecall("f1") == "The user lives in Porto."
-    assert (await store.asearch("Porto", where="facts", abstain=True)).confidence > 0
-
-
 def spoken(store: Store, *texts: tuple[str, str], session: str = "s") -> Session:
     talk = store.session(session, user="ana")
     talk.append(*({"role": role, "content": text} for role, text in texts))

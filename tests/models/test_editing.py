@@ -26,12 +26,12 @@ from kilburn.models.scripted import Scripted
 from kilburn.prices import Prices
 from kilburn.testing import check_laws
 from kilburn.testing.models import check_model
-from kilburn.wire.compaction import block_of, report_of
-from kilburn.wire.editing import edits_of
+from kilburn.wire.compaction import compaction_block, provider_report
+from kilburn.wire.editing import provider_edits
 from models.loopback import Answer, Loopback, loopback
 from models.test_messages import block, event, open_messages, plain, start, text, told
 
-EDITS = edits_of(resolve("policies", "chain(clear_thinking, clear_tool_uses, compact)"))
+EDITS = provider_edits(resolve("policies", "chain(clear_thinking, clear_tool_uses, compact)"))
 SPENT = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 1000}
 ITERATIONS = [
     {"type": "compaction", "input_tokens": 500, "output_tokens": 70, **SPENT},
@@ -113,7 +113,7 @@ def test_what_the_provider_did_is_recorded_and_its_cost_counted_apart() -> None:
     assert reply.usage.total == 1582
     prices = Prices(input=1e6, cached=1e5, output=1e6)
     assert prices.cost(reply.usage) == pytest.approx(10 + 2 + 500 + 100 + 70)
-    kept = report_of(reply.message)
+    kept = provider_report(reply.message)
     assert kept.applied[0].cleared_input_tokens == 2000
     assert [iteration.type for iteration in kept.iterations] == ["compaction", "message"]
     assert session.contents.messages()[-1]["context_management"] == {"applied_edits": [APPLIED]}, (
@@ -125,7 +125,7 @@ def test_a_plain_reply_records_nothing() -> None:
     with loopback(plain()) as server, Editing(open_messages(server), EDITS) as model:
         reply = complete(model, request(opened()))
     assert reply.message.extra == '{"form":"messages","shape":"list"}'
-    assert report_of(reply.message).applied == ()
+    assert provider_report(reply.message).applied == ()
 
 
 @pytest.mark.parametrize("content", [None, ""])
@@ -134,7 +134,7 @@ def test_a_compaction_that_failed_changes_nothing(content: Any) -> None:
     before = session.render("messages")
     with loopback(compacted(content), plain()) as server:
         reply = exchange(session, server)
-        assert block_of(reply.message) is not None
+        assert compaction_block(reply.message) is not None
         session.append({"role": "user", "content": "And then?"})
         exchange(session, server)
         sent = server.asked[1].body["messages"]
@@ -146,7 +146,7 @@ def test_a_pause_ends_the_turn_and_says_so() -> None:
     with loopback(told(start(), compaction(0, "Short."), finish("compaction"))) as server:
         reply = exchange(session, server)
     assert (reply.finish, reply.text) == ("stop", "")
-    assert report_of(reply.message).paused
+    assert provider_report(reply.message).paused
 
 
 def test_an_agent_goes_on_behind_the_block() -> None:
@@ -252,7 +252,7 @@ def test_the_official_client_reads_the_same_stream() -> None:
         message = stream.get_final_message()
     with loopback(compacted()) as server, open_messages(server) as model:
         reply = complete(model, request(opened(), context_management=EDITS))
-    ours = block_of(reply.message)
+    ours = compaction_block(reply.message)
     assert ours is not None
     assert (message.content[0].type, message.content[0].content) == ("compaction", ours.content)
     assert message.context_management is not None

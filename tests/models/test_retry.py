@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kilburn.errors import ModelError, Overlong, RateLimited, Refused, Unavailable
-from kilburn.models.provider_errors import error_of
+from kilburn.models.provider_errors import provider_error
 from kilburn.models.retry import Retry, seconds_to_wait
 
 
@@ -151,7 +151,7 @@ SAID = [
 
 @pytest.mark.parametrize(("status", "body", "kind"), SAID)
 def test_errors_of_providers_get_their_type(status: int | None, body: object, kind: type[ModelError]) -> None:
-    error = error_of("model-1", status, body, "words", {"retry-after": "3"})
+    error = provider_error("model-1", status, body, "words", {"retry-after": "3"})
     assert type(error) is kind
     assert "model-1" in str(error)
     if isinstance(error, RateLimited):
@@ -159,4 +159,4 @@ def test_errors_of_providers_get_their_type(status: int | None, body: object, ki
 
 
 def test_an_error_quotes_no_more_than_a_page() -> None:
-    assert len(str(error_of("m", 500, None, "x" * 100_000))) < 700
+    assert len(str(provider_error("m", 500, None, "x" * 100_000))) < 700

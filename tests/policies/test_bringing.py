@@ -15,7 +15,7 @@ import kilburn
 from kilburn.kernel.session import Session
 from kilburn.prices import PRICES, Prices
 from kilburn.search.embedders.hashing import Hashing
-from kilburn.selection.bringing import pays, questions_of
+from kilburn.selection.bringing import described, extract_questions, pays
 from kilburn.testing import check_laws
 
 WORDS = [
@@ -54,6 +54,11 @@ def chat(policy: Any, turns: int = 60, window: int = 2000) -> Session:
     for question, answer in talk(turns):
         session.append({"role": "user", "content": question}, {"role": "assistant", "content": answer})
     return session
+
+
+def test_a_reason_counts_its_pages() -> None:
+    assert described(((1, ((0, 2), (5, 9))),)) == "passages of 1 page"
+    assert described(((1, ((0, 2),)), (3, ((0, 2),)))) == "passages of 2 pages"
 
 
 def texts(session: Session) -> list[str]:
@@ -293,7 +298,7 @@ def test_the_line_that_defines_what_is_asked_is_brought_with_its_number() -> Non
 
 def test_questions_are_the_sentences_with_a_question_mark() -> None:
     text = "I read simplify.py today. What is in it?\nThanks! 何ですか？ はい。"
-    assert questions_of(text) == ["What is in it?", "何ですか？"]
+    assert extract_questions(text) == ["What is in it?", "何ですか？"]
 
 
 def test_a_remark_brings_less_than_a_question() -> None:
@@ -307,3 +312,36 @@ def test_a_remark_brings_less_than_a_question() -> None:
     )
     assert asked.window.copies()
     assert not told.window.copies()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    ("order", "stands", "tool", "arguments"),
+    [
+        ("I'd rather you left legacy/ alone.", True, "write_file", {"path": "legacy/dates.py", "content": "x = 1\n" * 50}),
+        ("What is under contracts/ is for Dana.", False, "bash", {"command": "rm contracts/acme.md"}),
+        ("The staging database belongs to Marta.", False, "bash", {"command": "psql staging -f clean.sql"}),
+    ],
+)
+def test_what_the_user_said_about_a_call_comes_back_with_it(
+    policy: str, order: str, stands: bool, tool: str, arguments: dict[str, str]
+) -> None:
+    session = kilburn.open(":memory:", window=2000, policy=policy, tokenizer="chars/4").session("a")
+    for turn, (question, answer) in enumerate(talk(40)):
+        remark = order if turn == 3 else f"The shelf{turn} of store{turn} is Owner{turn}'s."
+        session.append({"role": "user", "content": f"{answer} {remark}"}, {"role": "assistant", "content": question})
+    session.append({"role": "user", "content": "Now clean up."})
+    call(session, "a", "bash", {"command": "date"})
+    # A standing order is there at all times.
+    assert any(order in text for text in texts(session)) is stands
+    call(session, "b", tool, arguments)
+    assert any(order in text for text in texts(session))
+    assert session.render().tokens <= 2000
+
+
+def call(session: Session, name: str, tool: str, arguments: dict[str, str]) -> None:
+    """Tell a call and its result."""
+    function = {"name": tool, "arguments": json.dumps(arguments)}
+    calls = [{"id": name, "type": "function", "function": function}]
+    session.append({"role": "assistant", "content": None, "tool_calls": calls})
+    session.append({"role": "tool", "tool_call_id": name, "content": "done"})

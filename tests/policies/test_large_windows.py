@@ -12,7 +12,7 @@ from kilburn.event import Act
 from kilburn.kernel.session import Session
 from kilburn.message import Kind
 from kilburn.move import Evict
-from kilburn.policies.summarize import READ
+from kilburn.policies.summarize import MAX_CHARS_READ
 from kilburn.policy import View
 from kilburn.testing import FakeClock, check_policy
 
@@ -57,19 +57,19 @@ def test_a_summary_of_much_text_is_written_from_the_newest_of_it_and_from_what_t
     newest = max(page for page in fold.sources if session.window.pages[page].kind is Kind.RESULT)
     assert f"p{newest} " in text
     assert len(fold.sources) > 300, "it stands for all that is old, read or not"
-    assert sum(len(session.contents.text(page)) for page in fold.sources) > 2 * READ
+    assert sum(len(session.contents.text(page)) for page in fold.sources) > 2 * MAX_CHARS_READ
     assert not refused(session)
 
 
 def test_a_remade_summary_keeps_what_the_last_ones_held_however_old_it_is() -> None:
     session = Store(Sqlite(":memory:"), Budget(2000), "summarize(ask=False)", tokenizer="chars/4", clock=FakeClock()).session("a")
     session.append(user("Repair the nightly job."))
-    for at in range(READ // 8 // 300):
+    for at in range(MAX_CHARS_READ // 8 // 300):
         session.append(assistant(f"Looking at part v{at}", call_of(f"v{at}")), tool(f"v{at}", _log(f"v{at}")))
     session.append(assistant("decided: the index of zuvoka is a b-tree in /srv/zuvoka/tree.idx"))
     session.append(assistant("looking", call_of("c0")), tool("c0", "ERROR: build 4f2e19aa77b0 of zuvoka failed, exit code 3"))
     at = 0
-    while session.window.seen < READ:
+    while session.window.seen < MAX_CHARS_READ:
         at += 1
         session.append(assistant(f"Looking at part w{at}", call_of(f"w{at}")), tool(f"w{at}", _log(f"w{at}")))
     folds = [page for page in session.window.resident() if page.kind is Kind.FOLD]

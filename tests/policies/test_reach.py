@@ -11,7 +11,7 @@ import pytest
 import kilburn
 from kilburn.event import Act
 from kilburn.selection.excerpts import CITED
-from kilburn.selection.selection import candidates_of, focus_words, select
+from kilburn.selection.selection import focus_words, page_candidates, select
 
 
 def telling(seed: int, size: int) -> Iterator[dict[str, Any]]:
@@ -70,7 +70,7 @@ def test_of_passages_alike_those_near_to_the_thought_are_chosen_and_else_the_new
     passages = [
         passage
         for at in range(60)
-        for passage in candidates_of(f"the {words[2 * at]} calls a {words[2 * at + 1]} there", at + 1, at + 1, "tool", 150)
+        for passage in page_candidates(f"the {words[2 * at]} calls a {words[2 * at + 1]} there", at + 1, at + 1, "tool", 150)
     ]
     wanted = {at + 1 for at in rng.sample(range(46, 56), 3)}
     focus = focus_words([("Look at " + " and ".join(words[2 * (page - 1)] for page in sorted(wanted)), 1.0)])

@@ -16,7 +16,7 @@ from psycopg import sql
 
 from effort import rounds
 from kilburn.backend import Batch
-from kilburn.backends.codec import key_of
+from kilburn.backends.codec import digest_bytes
 from kilburn.backends.postgres.erasing import WORDS
 from kilburn.backends.postgres.parts import findings_in
 from kilburn.backends.postgres.schema import MAINTAINS
@@ -75,7 +75,7 @@ class Erasures:
         for number in gone:
             text = self.pages[tenant][number]
             self.forgotten[tenant].update(word.encode() for word in text.split())
-            self.forgotten[tenant].add(key_of(batch_of(0, {1: text}).pages[0].digest))
+            self.forgotten[tenant].add(digest_bytes(batch_of(0, {1: text}).pages[0].digest))
             self.pages[tenant][number] = ""
         if self.chance.random() < 0.2:
             # A program that is killed before it wipes.

@@ -35,7 +35,7 @@ def test_a_damaged_text_is_named_and_holds_up_no_other(url: str) -> None:
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("UPDATE kilburn.content SET data = '\\x00' WHERE digest = decode(%s, 'hex')", [digest])
     did: list[Did] = []
-    with Worker(url, ways=Ways(kinds=(JobKind.EMBED,), embedder=EMBEDDER), told=did.append) as worker:
+    with Worker(url, ways=Ways(kinds=(JobKind.EMBED,), embedder=EMBEDDER), report=did.append) as worker:
         while worker.once():
             pass
     assert [(one.count, one.error.partition(":")[0]) for one in did] == [(0, "StoreCorrupt"), (5, "")]

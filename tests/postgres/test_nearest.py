@@ -407,13 +407,13 @@ def test_of_a_build_that_was_killed_nothing_is_left(server: OwnServer, url: str)
 
 def test_late_vectors_are_taken_into_the_index(url: str) -> None:
     with Postgres(url) as backend:
-        vectors = units(halves.LATE + 300, 4, 5)
+        vectors = units(halves.MAX_UNINDEXED + 300, 4, 5)
         fill(backend, vectors[:300], [300])
         tended(backend)
-        fill(backend, vectors[300:], [halves.LATE])
+        fill(backend, vectors[300:], [halves.MAX_UNINDEXED])
         assert len(indexed_numbers(url, backend)) == 300
-        assert tended(backend) == [f"took {halves.LATE:,} vectors into an index"]
-        assert len(indexed_numbers(url, backend)) == halves.LATE + 300
+        assert tended(backend) == [f"took {halves.MAX_UNINDEXED:,} vectors into an index"]
+        assert len(indexed_numbers(url, backend)) == halves.MAX_UNINDEXED + 300
         assert tended(backend) == []
 
 
@@ -590,12 +590,12 @@ def test_what_is_no_vector_is_kept_and_not_looked_through(url: str) -> None:
             "not a number": b"\0\0\xc0\x7f\1\2",
             "endless": b"\0\0\x80\x7f\1\2",
             "huge": b"\0\0\0\x47\x7f\x7f",
-            "long": bytes(halves.LONGEST + 5),
+            "long": bytes(halves.MAX_DIMENSIONS + 5),
         }.items():
             backend.vectors.add(name, [(entry, data) for entry in entries])
             assert [row.data for row in backend.vectors.read(name)] == [data] * 3
             assert backend.vectors.near(name, [0.0] * (len(data) - 4), 3) is None
-        longest = units(3, halves.LONGEST, 1)
+        longest = units(3, halves.MAX_DIMENSIONS, 1)
         backend.vectors.add("longest", list(zip(entries, pack(longest), strict=True)))
         assert len(ranked(backend, longest[0], 3, name="longest")) == 3
         tiny = np.array([[1e-9, 1e-9, 1.0]], np.float32)

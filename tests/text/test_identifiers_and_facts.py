@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kilburn.selection.facts import FactKind, facts
 from kilburn.selection.identifiers import identifiers
-from kilburn.selection.signs import Sign, case_of, sign_of, sign_of_prose
+from kilburn.selection.signs import Sign, classify_line, failed_test, sign_of_prose
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_a_megabyte_without_a_blank_is_read_in_linear_time() -> None:
     ],
 )
 def test_signs_of_tool_output(line: str, sign: Sign) -> None:
-    assert sign_of(line) == sign
+    assert classify_line(line) == sign
 
 
 @pytest.mark.parametrize(
@@ -103,9 +103,13 @@ def test_signs_of_prose(line: str, sign: Sign) -> None:
 
 
 def test_one_failed_test_has_one_name_in_every_notation() -> None:
-    assert case_of("FAILED a/test_b.py::TestX::test_y - boom") == case_of("___ TestX.test_y ___") == ("TestX", "test_y")
-    assert case_of("ERROR: test_y (pkg.test_b.TestX)") == case_of("test_y (pkg.test_b.TestX) ... ERROR") == ("TestX", "test_y")
-    assert case_of("test_z E") == case_of("___ sympy/core/tests/test_b.py:test_z ___") == ("", "test_z")
+    assert failed_test("FAILED a/test_b.py::TestX::test_y - boom") == failed_test("___ TestX.test_y ___") == ("TestX", "test_y")
+    assert (
+        failed_test("ERROR: test_y (pkg.test_b.TestX)")
+        == failed_test("test_y (pkg.test_b.TestX) ... ERROR")
+        == ("TestX", "test_y")
+    )
+    assert failed_test("test_z E") == failed_test("___ sympy/core/tests/test_b.py:test_z ___") == ("", "test_z")
 
 
 def test_facts_of_a_step() -> None:

@@ -140,6 +140,6 @@ def test_the_extract_of_a_span_is_an_acceptable_summary_of_it() -> None:
 @given(st.text(max_size=300), st.integers(0, 200))
 def test_any_text_is_judged_and_completed_within_the_budget(summary: str, tokens: int) -> None:
     judged = judge(summary, PIECES, prompt=PROMPT, tokens=tokens, count=quarter)
-    assert 0.0 <= judged.kept <= 1.0
+    assert 0.0 <= judged.coverage <= 1.0
     assert judged == judge(summary, PIECES, prompt=PROMPT, tokens=tokens, count=quarter)
     assert quarter(complete(summary, key_facts(PIECES), PIECES, tokens, quarter)) <= tokens

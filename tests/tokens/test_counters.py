@@ -21,7 +21,7 @@ from kilburn.budget import Counter
 from kilburn.errors import MissingExtra, SpecError
 from kilburn.models.scripted import Scripted
 from kilburn.tokens.choice import counter_for
-from kilburn.tokens.claude import Claude, Ctok, generation_of
+from kilburn.tokens.claude import Claude, Ctok, model_generation
 from kilburn.tokens.encodings import Encoding
 from kilburn.tokens.estimate import ANY_MODEL, OPEN, Characters, Estimate
 
@@ -148,7 +148,7 @@ def test_what_is_no_name_is_refused(name: object) -> None:
     ],
 )
 def test_claude_generations(name: str, generation: str) -> None:
-    assert generation_of(name) == generation
+    assert model_generation(name) == generation
     assert isinstance(counter_for(name), Claude)
 
 

@@ -21,7 +21,7 @@ from kilburn.agents.branch import Branching
 from kilburn.agents.loop import Agent
 from kilburn.errors import SandboxRefused, Unavailable
 from kilburn.kernel.session import Session
-from kilburn.model import Reply, Tokens, complete, request_of
+from kilburn.model import Reply, Tokens, build_request, complete
 from kilburn.recursion.rlm import RecursiveModel
 from kilburn.recursion.sandbox import open_sandbox
 from kilburn.testing import Scripted
@@ -236,4 +236,4 @@ def test_a_program_that_imported_opentelemetry_and_set_nothing_up_is_told_nothin
     assert isinstance(opentelemetry.trace.get_tracer_provider(), opentelemetry.trace.ProxyTracerProvider)
     assert tracing.begin("x", {}) is tracing.NONE
     model = Scripted(["hello"])
-    assert complete(model, request_of(model, "hi")).text == "hello"
+    assert complete(model, build_request(model, "hi")).text == "hello"

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from kilburn.errors import InvalidMessage, SpecError
 from kilburn.kernel.resolve import resolve
-from kilburn.wire.editing import Management, OtherEdit, edits_of, policy_of, read_management, read_summarize, write
+from kilburn.wire.editing import Management, OtherEdit, policy_spec, provider_edits, read_management, read_summarize, write
 
 OFFICIAL: dict[str, Any] = {
     "clear_thinking_20251015": beta.BetaClearThinking20251015EditParam,
@@ -66,9 +66,9 @@ def test_round_trip_is_equal_and_unknown_fields_are_kept(edits: list[dict[str, A
 
 @given(edits=EDITS.filter(bool))
 def test_settings_mean_the_same_here_and_there(edits: list[dict[str, Any]]) -> None:
-    policy = resolve("policies", policy_of({"edits": edits}))
-    sent = edits_of(policy)
-    assert resolve("policies", policy_of(sent)) == policy
+    policy = resolve("policies", policy_spec({"edits": edits}))
+    sent = provider_edits(policy)
+    assert resolve("policies", policy_spec(sent)) == policy
     assert [edit["type"] for edit in sent["edits"]] == [edit["type"] for edit in edits]
     for edit in sent["edits"]:
         official = OFFICIAL[edit["type"]]
@@ -78,7 +78,7 @@ def test_settings_mean_the_same_here_and_there(edits: list[dict[str, Any]]) -> N
 
 
 def test_defaults_are_the_providers() -> None:
-    sent = edits_of(resolve("policies", "chain(clear_thinking, clear_tool_uses, compact)"))
+    sent = provider_edits(resolve("policies", "chain(clear_thinking, clear_tool_uses, compact)"))
     assert sent == {
         "edits": [
             {"type": "clear_thinking_20251015", "keep": {"type": "thinking_turns", "value": 1}},
@@ -132,7 +132,7 @@ def test_edits_of_tomorrow_are_carried_but_not_done_here() -> None:
     assert write(read_management(source)) == source
     for asked in (source, {"edits": []}, {"edits": [{"type": "compact_20260112", "later": 1}]}):
         with pytest.raises(SpecError):
-            policy_of(asked)
+            policy_spec(asked)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_edits_of_tomorrow_are_carried_but_not_done_here() -> None:
 )
 def test_what_the_provider_cannot_do_is_said(spec: str) -> None:
     with pytest.raises(SpecError):
-        edits_of(resolve("policies", spec))
+        provider_edits(resolve("policies", spec))
 
 
 def test_on_demand_form() -> None:

@@ -17,7 +17,7 @@ from cli.terminal import TALK, kilburn, program, write_jsonl
 from kilburn.cli.archive import gather
 from kilburn.errors import InvalidMessage, KilburnError
 from kilburn.wire.recording import read_lines, read_runs
-from kilburn.wire.trajectory import HeadMessage, Step, Trajectory, messages_of, trajectory_of
+from kilburn.wire.trajectory import HeadMessage, Step, Trajectory, trajectory_messages
 
 HEAD = [{"role": "system", "content": "You fix bugs."}, {"role": "user", "content": "The parser drops a line."}]
 STEPS = [
@@ -55,7 +55,7 @@ def test_a_file_of_swe_agent_is_one_run(tmp_path: Path, name: str, indent: int |
     assert run.name == "r"
     assert run.trajectory is not None
     assert (run.trajectory.head, run.trajectory.steps) == (RUN.head, RUN.steps)
-    assert run.messages == messages_of(RUN)
+    assert run.messages == trajectory_messages(RUN)
     assert [message["role"] for message in run.messages] == ["system", "user", *("assistant", "tool") * 2, "assistant"]
     said = kilburn("import", file, "--db", tmp_path / "agent.db", "--json")
     assert [(one["session"], one["pages"]) for one in said.json["sessions"]] == [("r", 8)]
@@ -94,43 +94,6 @@ def test_a_pipe_is_read_too(tmp_path: Path) -> None:
         assert said.json["total"]["messages"] == len(TALK)
 
 
-def test_messages_are_told_as_steps() -> None:
-    call = {"name": "edit", "arguments": '{"path": "a.py", "lines": [1, 2]}'}
-    shell = {"name": "bash", "arguments": '{"command": "ls"}'}
-    odd = {"name": "say", "arguments": "not JSON"}
-    calls = [{"id": str(number), "type": "function", "function": one} for number, one in enumerate((call, shell, odd))]
-    told = [
-        *HEAD,
-        {"role": "assistant", "content": "I edit.", "tool_calls": calls},
-        *({"role": "tool", "tool_call_id": str(number), "content": f"done {number}"} for number in (1, 0, 2)),
-        {"role": "user", "content": "And now?"},
-        {"role": "assistant", "content": "It works."},
-        {"role": "user", "content": "Are you sure?"},
-        {"role": "user", "content": "Please look."},
-        {"role": "assistant", "content": [{"type": "tool_use", "id": "9", "name": "look", "input": {}}]},
-        {
-            "role": "user",
-            "content": [{"type": "tool_result", "tool_use_id": "9", "content": "yes"}, {"type": "text", "text": "Thanks."}],
-        },
-    ]
-    assert trajectory_of("r", told).head == RUN.head
-    assert trajectory_of("r", told).steps == (
-        Step("I edit.", "edit a.py [1,2]", "done 0"),
-        Step("", "ls", "done 1"),
-        Step("", "say not JSON", "done 2"),
-        Step("", "", "And now?", user=True),
-        Step("", "It works.", "Are you sure?"),
-        Step("", "", "Please look.", user=True),
-        Step("", "look", "yes"),
-        Step("", "", "Thanks.", user=True),
-    )
-
-
-def test_steps_told_as_messages_are_the_same_steps() -> None:
-    run = Trajectory("r", RUN.head, (*RUN.steps[:2], Step("", "", "Go on.", user=True), Step("More.", "ls", "x")))
-    assert trajectory_of("r", messages_of(run)) == run
-
-
 @pytest.mark.parametrize(
     ("content", "says"),
     [
@@ -156,13 +119,6 @@ def test_what_is_no_run_is_said_alike_by_all(tmp_path: Path, content: bytes, say
     assert by_replay.value.what == by_import.value.what
     assert says in str(by_import.value)
     assert by_import.value.advice
-
-
-def test_a_result_without_its_call_is_no_step() -> None:
-    with pytest.raises(InvalidMessage, match="r: message 2: a result whose call 'c9' is not before it"):
-        trajectory_of("r", [HEAD[0], {"role": "tool", "tool_call_id": "c9", "content": "x"}])
-    with pytest.raises(InvalidMessage, match="r: message 1: "):
-        trajectory_of("r", [{"role": "wizard", "content": "x"}])
 
 
 JSON = st.recursive(

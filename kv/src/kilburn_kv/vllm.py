@@ -233,14 +233,14 @@ class Vllm(Chat):
                 else self._client.post(url, cast_to=str, body=body, options=options)
             )
         except self._sdk.APIError as error:
-            raise self._error_of(error, False) from error
+            raise self._translate_error(error, False) from error
         return said
 
-    def _error_of(self, error: Any, passed: bool) -> ModelError:
+    def _translate_error(self, error: Any, passed: bool) -> ModelError:
         path = error.request.url.path
         if getattr(error, "status_code", None) in _ABSENT and path.endswith(("/metrics", "/tokenize")):
             return Refused(f"{self._root} has no {path}", advice="is this a vLLM, with that endpoint on?")
-        return super()._error_of(error, passed)
+        return super()._translate_error(error, passed)
 
 
 _Sections = tuple[tuple[str, str], ...]

@@ -22,7 +22,7 @@ from kilburn.page import address_of
 from kilburn.selection.extract import Piece as Source
 from kilburn.selection.extract import extract
 from kilburn.selection.lines import OMISSION
-from kilburn.selection.selection import candidates_of, focus_words, grain_of, select
+from kilburn.selection.selection import focus_words, max_passage_chars, page_candidates, select
 from kilburn.wire.trajectory import Trajectory
 from kilburn_kv.observation import CachedPage
 
@@ -302,7 +302,7 @@ def excerpts(case: Case, tokens: int, words: Words, query: str = "") -> str:
         passage
         for page, leaf in enumerate(case.leaves, 1)
         if not leaf.pinned and not leaf.stale
-        for passage in candidates_of(leaf.text, page, page, leaf.role, grain_of(tokens))
+        for passage in page_candidates(leaf.text, page, page, leaf.role, max_passage_chars(tokens))
     ]
     parts = select(passages, [], focus_words([(query, 1.0)]), tokens, _counter(words))
     told = [

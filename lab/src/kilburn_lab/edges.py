@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from kilburn.backend import State
-from kilburn.claims import contested, key_of
+from kilburn.claims import contested, subject_key
 from kilburn.collections.collecting import is_true, since_of, until_of
 from kilburn.collections.collection import Collection
 from kilburn.errors import KernelError
@@ -66,7 +66,7 @@ def entities(memory: Collection, name: str) -> list[tuple[Page, State]]:
 
 def _named(memory: Collection, name: str) -> list[tuple[Page, State]]:
     """Return the facts and entities of a memory whose claim has this name."""
-    key = key_of(name)
+    key = subject_key(name)
     passages = memory.backend.words.search(key, segments=[memory.number], limit=MAX_PASSAGES)
     rows = memory.backend.read(dict.fromkeys((passage.segment, passage.page) for passage in passages))
     return [
@@ -74,7 +74,7 @@ def _named(memory: Collection, name: str) -> list[tuple[Page, State]]:
         for page, state in rows.values()
         if state.at in (Place.OUT, Place.RETIRED)
         and page.claim is not None
-        and key in (key_of(page.claim.subject), key_of(page.claim.object) if page.kind is Kind.FACT else None)
+        and key in (subject_key(page.claim.subject), subject_key(page.claim.object) if page.kind is Kind.FACT else None)
     ]
 
 
@@ -138,9 +138,9 @@ def _around(
     waiting = list(names)
     while waiting and len(rows) < limit:
         name = waiting.pop()
-        if not key_of(name) or key_of(name) in heard:
+        if not subject_key(name) or subject_key(name) in heard:
             continue
-        heard.add(key_of(name))
+        heard.add(subject_key(name))
         matches = _named(memory, name)
         pages = [page.id for page, _ in matches if page.kind is Kind.ENTITY]
         citing = [key for key in memory.backend.citing(memory.number, pages) if key[0] == memory.number] if pages else []

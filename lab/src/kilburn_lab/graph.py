@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from kilburn.backend import State
-from kilburn.claims import SPEAKER, is_speaker, key_of, plain_name, same_claim
+from kilburn.claims import SPEAKER, is_speaker, plain_name, same_claim, subject_key
 from kilburn.effect import Answer, Ask, Effect, Find, Note, Outcome
 from kilburn.memory.conflict import settle
 from kilburn.memory.extraction import CORRECTS, Failed, ask_for, conversation, find_sources, has_many, list_schema
@@ -164,7 +164,7 @@ class Graph:
         over: list[Retire] = []
         standing: dict[int, tuple[Page, State]] = {}
         for item in reply.relations[:MAX_ENTITIES]:
-            subject, target = entities.get(key_of(item.subject)), entities.get(key_of(item.object))
+            subject, target = entities.get(subject_key(item.subject)), entities.get(subject_key(item.object))
             relation = _normalise(item.relation)
             if subject is None or target is None or subject is target or not relation or not 1 <= item.message <= len(view.new):
                 continue
@@ -233,7 +233,7 @@ def _join_relatives(view: MemoryView, moves: Sequence[Add | Retire]) -> list[Add
         relative = kin["name"] or whose
         join(SPEAKER, f"has the {kin['kin']}", relative, move)
         if move.claim.relation == "name" and not any(
-            page.claim is not None and key_of(page.claim.object) == key_of(whose)
+            page.claim is not None and subject_key(page.claim.object) == subject_key(whose)
             for page, _ in view.about(move.claim.object, ALIAS)
         ):
             join(move.claim.object, ALIAS, whose, move)
@@ -318,7 +318,7 @@ def _link_entities(view: MemoryView, moves: Sequence[Add | Retire], known_entiti
 
     def entity_page(name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the page of an entity, as `sources` or as `refers`."""
-        key = key_of(name)
+        key = subject_key(name)
         if key not in pages and key not in entities:
             page = _entity(view, name)
             if page is not None:
@@ -364,7 +364,7 @@ def _entity(view: MemoryView, name: str) -> Page | None:
                 page.kind is Kind.ENTITY
                 and page.claim is not None
                 and state.at is Place.OUT
-                and key_of(page.claim.subject) == key_of(canonical)
+                and subject_key(page.claim.subject) == subject_key(canonical)
             ):
                 return page
     return None
@@ -374,4 +374,4 @@ def _is_entity(view: MemoryView, name: str, entities: dict[str, _Named]) -> bool
     """Return whether an object is an entity: it was named as one, is known as one, or is written like a name."""
     if not _normalise(name) or is_speaker(name):
         return False
-    return key_of(name) in entities or bool(_NAME.match(name)) or _entity(view, name) is not None
+    return subject_key(name) in entities or bool(_NAME.match(name)) or _entity(view, name) is not None

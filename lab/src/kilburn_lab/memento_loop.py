@@ -22,7 +22,7 @@ from kilburn.effect import Ask
 from kilburn.kernel.render import Prompt, to_send
 from kilburn.kernel.session import Session
 from kilburn.message import Kind, Role
-from kilburn.model import Delta, Finish, Model, Reply, Request, pieces_of
+from kilburn.model import Delta, Finish, Model, Reply, Request, stream_pieces
 from kilburn.policies.memento import SYSTEM
 from kilburn.selection.extract import Piece, extract
 from kilburn.selection.judgement import Verdict, judge
@@ -201,7 +201,7 @@ class MementoLoop:
         prompt = to_send(self.session.render(self.model.form))
         whole = Cap(self.limits.reply, self._count)
         inner = self._cap(Where.BLOCK)
-        with closing(pieces_of(self.model, self._request(prompt, bool(outcome.blocks)))) as pieces:  # type: ignore[type-var]
+        with closing(stream_pieces(self.model, self._request(prompt, bool(outcome.blocks)))) as pieces:  # type: ignore[type-var]
             for piece in pieces:
                 if isinstance(piece, Reply):
                     draft.finish = piece.finish

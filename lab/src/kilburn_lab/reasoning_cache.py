@@ -21,7 +21,7 @@ from kilburn.errors import KernelError, SpecError
 from kilburn.event import Act
 from kilburn.kernel.session import Session
 from kilburn.message import Kind, Message, Part, Role
-from kilburn.model import Finish, Model, Reply, pieces_of, request_of
+from kilburn.model import Finish, Model, Reply, build_request, stream_pieces
 from kilburn.move import Evict, Fold, Move
 from kilburn.page import Place, parse_address
 from kilburn.selection.extract import Piece
@@ -277,7 +277,7 @@ class ReasoningCache:
     def _reason(self, prompt: str, number: int) -> tuple[str, Outcome]:
         """The trace, cut at its cap, and how it ended. Thinking that a model returns separately is part of it."""
         schedule = self.schedule
-        request = request_of(
+        request = build_request(
             self.model,
             prompt,
             self.prompts.system,
@@ -287,7 +287,7 @@ class ReasoningCache:
             timeout=schedule.timeout,
         )
         cap, finish = Cap(schedule.reason, self._count), Finish.LENGTH
-        with closing(pieces_of(self.model, request)) as pieces:  # type: ignore[type-var]
+        with closing(stream_pieces(self.model, request)) as pieces:  # type: ignore[type-var]
             for piece in pieces:
                 if isinstance(piece, Reply):
                     finish = piece.finish

@@ -9,9 +9,9 @@ import pytest
 
 from cli.terminal import kilburn
 from kilburn.errors import InvalidMessage
-from kilburn.wire.trajectory import Trajectory
+from kilburn.wire.trajectory import HeadMessage, Step, Trajectory, messages_of
 from kilburn_lab.evals.references import references
-from kilburn_lab.evals.trajectories import read, synthetic
+from kilburn_lab.evals.trajectories import read, synthetic, trajectory_of
 
 
 def written(folder: Path, lines: list[bytes], *, packed: bool = False) -> Path:
@@ -75,3 +75,55 @@ def test_made_up_runs_follow_the_seed_and_hold_references() -> None:
 def test_fields_that_are_not_known_are_passed_over(tmp_path: Path) -> None:
     line = {"id": "a", "head": [{"role": "user", "content": "x", "more": 1}], "steps": [], "score": 3}
     assert next(read(written(tmp_path, [json.dumps(line).encode()]))).head[0].content == "x"
+
+
+HEAD = [{"role": "system", "content": "You fix bugs."}, {"role": "user", "content": "The parser drops a line."}]
+RUN = Trajectory(
+    "r",
+    (HeadMessage("system", "You fix bugs."), HeadMessage("user", "The parser drops a line.")),
+    (Step("Look.", "ls -F\n", "parser.py"), Step("", "cat parser.py", ""), Step("I give up.", "", "")),
+)
+
+
+def test_messages_are_told_as_steps() -> None:
+    call = {"name": "edit", "arguments": '{"path": "a.py", "lines": [1, 2]}'}
+    shell = {"name": "bash", "arguments": '{"command": "ls"}'}
+    odd = {"name": "say", "arguments": "not JSON"}
+    calls = [{"id": str(number), "type": "function", "function": one} for number, one in enumerate((call, shell, odd))]
+    told = [
+        *HEAD,
+        {"role": "assistant", "content": "I edit.", "tool_calls": calls},
+        *({"role": "tool", "tool_call_id": str(number), "content": f"done {number}"} for number in (1, 0, 2)),
+        {"role": "user", "content": "And now?"},
+        {"role": "assistant", "content": "It works."},
+        {"role": "user", "content": "Are you sure?"},
+        {"role": "user", "content": "Please look."},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "9", "name": "look", "input": {}}]},
+        {
+            "role": "user",
+            "content": [{"type": "tool_result", "tool_use_id": "9", "content": "yes"}, {"type": "text", "text": "Thanks."}],
+        },
+    ]
+    assert trajectory_of("r", told).head == RUN.head
+    assert trajectory_of("r", told).steps == (
+        Step("I edit.", "edit a.py [1,2]", "done 0"),
+        Step("", "ls", "done 1"),
+        Step("", "say not JSON", "done 2"),
+        Step("", "", "And now?", user=True),
+        Step("", "It works.", "Are you sure?"),
+        Step("", "", "Please look.", user=True),
+        Step("", "look", "yes"),
+        Step("", "", "Thanks.", user=True),
+    )
+
+
+def test_steps_told_as_messages_are_the_same_steps() -> None:
+    run = Trajectory("r", RUN.head, (*RUN.steps[:2], Step("", "", "Go on.", user=True), Step("More.", "ls", "x")))
+    assert trajectory_of("r", messages_of(run)) == run
+
+
+def test_a_result_without_its_call_is_no_step() -> None:
+    with pytest.raises(InvalidMessage, match="r: message 2: a result whose call 'c9' is not before it"):
+        trajectory_of("r", [HEAD[0], {"role": "tool", "tool_call_id": "c9", "content": "x"}])
+    with pytest.raises(InvalidMessage, match="r: message 1: "):
+        trajectory_of("r", [{"role": "wizard", "content": "x"}])

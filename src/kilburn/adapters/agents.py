@@ -54,8 +54,8 @@ class AgentsSession(SessionABC):
         """Return the window as items; with a limit, the last of all items."""
         self._ahead = []
         if limit is None:
-            return items_of(await asyncio.to_thread(self.history.render))
-        whole = items_of(await asyncio.to_thread(self.history.session.contents.messages))
+            return sdk_items(await asyncio.to_thread(self.history.render))
+        whole = sdk_items(await asyncio.to_thread(self.history.session.contents.messages))
         return whole[-limit:] if limit > 0 else []
 
     async def add_items(self, items: list[Any]) -> None:
@@ -64,7 +64,7 @@ class AgentsSession(SessionABC):
 
     def _add(self, items: list[Any]) -> None:
         new = []
-        for message in parse(chat_of(items)):
+        for message in parse(chat_messages(items)):
             if (key := digest(message)) in self._ahead:
                 self._ahead.remove(key)
             else:
@@ -82,7 +82,7 @@ class AgentsSession(SessionABC):
             if not pages:
                 return None
             last = [page for page in pages if page.message == pages[-1].message]
-            item = items_of(session.contents.messages()[-1:])
+            item = sdk_items(session.contents.messages()[-1:])
             self.history.session.edits.take_back(page.id for page in last)
         return item[-1] if item else None
 
@@ -102,11 +102,11 @@ class AgentsSession(SessionABC):
         with self.history.session.lock:
             self.history.count_for(model)
             # The SDK adds these items to the session later, when their turn has ended.
-            self._ahead += map(digest, self.history.take(chat_of(prompt.input), rewinds=False))
-            return items_of(self.history.prompt((), "chat", prompt.instructions, rewinds=False))
+            self._ahead += map(digest, self.history.take(chat_messages(prompt.input), rewinds=False))
+            return sdk_items(self.history.prompt((), "chat", prompt.instructions, rewinds=False))
 
 
-def chat_of(items: Sequence[Any] | str) -> list[dict[str, Any]]:
+def chat_messages(items: Sequence[Any] | str) -> list[dict[str, Any]]:
     """Return items of the SDK as chat messages, one for each."""
     if isinstance(items, str):
         return [{"role": "user", "content": items}]
@@ -123,7 +123,7 @@ def _flat(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "content": [{"type": ITEM, "item": item} for item in content], "refusal": None}
 
 
-def items_of(messages: Sequence[dict[str, Any]]) -> list[Any]:
+def sdk_items(messages: Sequence[dict[str, Any]]) -> list[Any]:
     """Return chat messages as items of the SDK. Reasoning without its reply is left out: the API refuses it."""
     return [_short(item) for item in responses.write([_bare(message) for message in messages])]
 

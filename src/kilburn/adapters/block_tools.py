@@ -47,7 +47,7 @@ def block_tools(core: CoreMemory, session: Session, *, clean: Collection[str] = 
     trusted_tools = NAMES | set(clean)
 
     def edit(label: str, change: Callable[[str], str], new: str, *, whole: bool = False) -> str:
-        call = _call_of(session)
+        call = _calling_page(session)
         if call is not None:
             _check_turn(session)
             _check_new(core, session, call, label, new)
@@ -94,7 +94,7 @@ def block_tools(core: CoreMemory, session: Session, *, clean: Collection[str] = 
     return [Tool(function, does=Deed.WRITE, clean=True) for function in (core_memory_append, memory_replace, memory_rethink)]
 
 
-def _call_of(session: Session) -> Page | None:
+def _calling_page(session: Session) -> Page | None:
     """Return a page of the message in which the agent calls: the last that it wrote."""
     with session.lock:
         pages = [page for page in session.window.pages.originals() if session.window.at(page.id) is not Place.DROPPED]

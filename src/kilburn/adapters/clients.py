@@ -27,7 +27,7 @@ from kilburn.kernel.render import Prompt, to_send
 from kilburn.kernel.session import Session
 from kilburn.memory.memory_tools import OFFERED
 from kilburn.message import Message, Role
-from kilburn.models.provider_errors import error_of
+from kilburn.models.provider_errors import provider_error
 from kilburn.wire import messages as wire
 
 try:
@@ -149,7 +149,7 @@ class _Turn:
         if form.name == "responses":
             messages = _joined(messages)
         with history.session.lock:
-            self.foreign = history.is_foreign(messages, _lead_of(form, request))
+            self.foreign = history.is_foreign(messages, _system_prompt(form, request))
             if self.foreign:
                 return
             self._put(history.prompt(messages, form.rendered, beside.decode(), model=request.model))
@@ -214,8 +214,8 @@ def _joined(messages: Iterable[Message]) -> list[Message]:
     return out
 
 
-def _lead_of(form: Form, request: ParsedRequest) -> str:
-    """The system prompt that stands before a conversation."""
+def _system_prompt(form: Form, request: ParsedRequest) -> str:
+    """Return the system prompt before a conversation."""
     texts = [part.text for raw in request.lead for message in form.read(raw) for part in message.parts]
     for key in ("system", "instructions"):
         blocks = wire.as_blocks(msgspec.json.decode(request.fields[key])) if key in request.fields else None
@@ -239,7 +239,7 @@ def _response(response: httpx2.Response, **body: Any) -> httpx2.Response:
 
 
 def _provider_error(response: httpx2.Response) -> KilburnError:
-    return error_of("the provider", response.status_code, None, response.text, response.headers)
+    return provider_error("the provider", response.status_code, None, response.text, response.headers)
 
 
 def _refusal(error: KilburnError) -> httpx2.Response:

@@ -136,7 +136,7 @@ class KilburnStore(BaseStore):
         scores: dict[tuple[int, int], float] = {}
         if op.query:
             search = Searcher(self._store.backend, self._store.ranking, self._store.vectors, [memory.info for memory in memories])
-            ranked = search.ranked(op.query, self._store.clock(), RANKED, wanted=lambda page, _: _relation(page) == ITEM)
+            ranked = search.ranked(op.query, self._store.clock(), RANKED, accepts=lambda page, _: _relation(page) == ITEM)
             scores = {hit.key: hit.scored.score for hit in ranked}
             order = {key: place for place, key in enumerate(scores)}
             rows.sort(key=lambda row: order.get((row.memory.number, row.page.id), len(order)))

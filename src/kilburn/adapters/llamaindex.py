@@ -63,11 +63,11 @@ class SessionMemory(BaseMemory):
 
     def get(self, input: str | None = None, **options: Any) -> list[ChatMessage]:
         """Return the window."""
-        return [_message_of(message) for message in self._history.render()]
+        return [_chat_message(message) for message in self._history.render()]
 
     def get_all(self) -> list[ChatMessage]:
         """Return all messages, as they were put in."""
-        return [_message_of(message) for message in self._history.session.contents.messages()]
+        return [_chat_message(message) for message in self._history.session.contents.messages()]
 
     def put(self, message: ChatMessage) -> None:
         """Append a message."""
@@ -124,7 +124,7 @@ def _chat(message: ChatMessage) -> dict[str, Any]:
     return {"role": role if role in ("system", "developer") else "user", "content": content}
 
 
-def _message_of(message: dict[str, Any]) -> ChatMessage:
+def _chat_message(message: dict[str, Any]) -> ChatMessage:
     content = message.get("content")
     listed: list[Any] = [{"type": "text", "text": content}] if isinstance(content, str) and content else list(content or ())
     blocks: list[Any] = []

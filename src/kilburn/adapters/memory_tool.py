@@ -168,7 +168,7 @@ class MemoryFiles:
                 return self._again(lambda: self._rename(command))
 
     def _view(self, command: _View) -> str:
-        name = _name_of(command.path)
+        name = _note_name(command.path)
         note = self._find(name)
         if note is None:
             return self._listing(command.path, name)
@@ -200,7 +200,7 @@ class MemoryFiles:
         return "\n".join([head, f"{_size(whole)}\t{path}", *(f"{_size(sizes[inner])}\t{path}/{inner}" for inner in order)])
 
     def _create(self, command: _Create) -> str:
-        name = _file_of(command.path)
+        name = _file_name(command.path)
         try:
             self._write(name, command.file_text, "")
         except NoteConflict:
@@ -209,7 +209,7 @@ class MemoryFiles:
 
     def _edited(self, path: str, edit: Callable[[str], tuple[str, str]]) -> str:
         def edited() -> str:
-            name = _name_of(path)
+            name = _note_name(path)
             note = self._find(name)
             if note is None:
                 if not name or self.notes.list(name):
@@ -231,14 +231,14 @@ class MemoryFiles:
         return f"Successfully deleted {command.path}"
 
     def _rename(self, command: _Rename) -> str:
-        head, pages, to = self.notes.head, self._below(command.old_path, "rename"), _file_of(command.new_path)
+        head, pages, to = self.notes.head, self._below(command.old_path, "rename"), _file_name(command.new_path)
         if self._find(to) is not None or self.notes.list(to):
             raise ToolError(f"The destination {command.new_path} already exists")
         if not pages:
             raise ToolError(f"The path {command.old_path} does not exist")
         cites = tuple(self._shown_pages())
         changes: list[Add | Retire] = [
-            Add(text=note.text, kind=Kind.TEXT, name=_name_of(f"{ROOT}/{to}{rest}"), sources=(note.page,), cites=cites)
+            Add(text=note.text, kind=Kind.TEXT, name=_note_name(f"{ROOT}/{to}{rest}"), sources=(note.page,), cites=cites)
             for rest, note in pages.items()
         ]
         names = [note.name for note in pages.values()] + [add.name for add in changes if isinstance(add, Add)]
@@ -248,7 +248,7 @@ class MemoryFiles:
 
     def _below(self, path: str, doing: str) -> dict[str, NoteVersion]:
         """Return the note at a path, or all notes in a folder, by their names without the path."""
-        name = _name_of(path)
+        name = _note_name(path)
         if not name:
             raise ToolError(f"Cannot {doing} the {ROOT} directory itself")
         note = self._find(name)
@@ -288,7 +288,7 @@ class MemoryFiles:
         return work()
 
 
-def _name_of(path: str) -> str:
+def _note_name(path: str) -> str:
     """Return the name of the note at a path, or "" for `/memories` itself.
 
     Raises:
@@ -302,8 +302,8 @@ def _name_of(path: str) -> str:
     return name
 
 
-def _file_of(path: str) -> str:
-    name = _name_of(path)
+def _file_name(path: str) -> str:
+    name = _note_name(path)
     if not name or path.endswith("/"):
         raise ToolError(f"The path {path} is not a file.")
     return name

@@ -57,7 +57,7 @@ class BranchOutcome(StrEnum):
     """How a branch ended, as its ledger records it."""
 
     RETURNED = "returned"
-    SAID = "said"
+    PROSE = "said"
     """It answered in prose, which is its result."""
     FORCED = "forced"
     """It reached its limit, and returned when it was asked to."""
@@ -129,7 +129,7 @@ class Branching(Agent):
 
     Args:
         agents: the sub-agents that it may call; by default a branch of itself.
-        most: branches of one run at most, nested ones included.
+        max_branches: maximum number of branches of one run, nested ones included.
         depth: nesting depth of branches; 1 for branches without branches.
 
     The other arguments are those of `Agent`.
@@ -145,12 +145,12 @@ class Branching(Agent):
         session: Session,
         *,
         agents: Sequence[SubAgent] = (SubAgent(),),
-        most: int = 10,
+        max_branches: int = 10,
         depth: int = 1,
         **options: Any,
     ) -> None:
         self.agents = {agent.name: agent for agent in agents}
-        self.most, self.depth, self.level = most, depth, 0
+        self.max_branches, self.depth, self.level = max_branches, depth, 0
         self._begun: list[str] = []
         self._options = options
         super().__init__(model, tools, session, beside=(*(agent.spec for agent in agents), RETURN), **options)
@@ -208,8 +208,8 @@ class Branching(Agent):
             if self.level >= self.depth:
                 raise ToolError("a branch here cannot branch again", advice="do it here, or return")
             with self.session.lock:
-                if len(self._begun) >= self.most:
-                    raise ToolError(f"{self.most} branches were begun, which is all", advice="do the rest here")
+                if len(self._begun) >= self.max_branches:
+                    raise ToolError(f"{self.max_branches} branches were begun, which is all", advice="do the rest here")
                 self._begun.append(part.call or "")
             branch = self.session.fork(branch_prompt(texts["prompt"]), inherit=agent.inherit, call=part.call, system=agent.system)
             limits = {name: limit for name in sorted(LIMITS) if (limit := agent.limits.most(name)) is not None}
@@ -280,7 +280,7 @@ class Branching(Agent):
             [*self.tools.values()] if tools is None or callable(tools) else tools,
             branch,
             agents=agents,
-            most=self.most,
+            max_branches=self.max_branches,
             depth=self.depth,
             **options,
         )
@@ -304,7 +304,7 @@ class Branching(Agent):
         if self.returned is not None:
             return BranchOutcome.RETURNED, self.returned
         if result.finish not in LIMITS:
-            return (BranchOutcome.SAID, result.text) if result.text else (BranchOutcome.NOTHING, f"[no result: {result.finish}]")
+            return (BranchOutcome.PROSE, result.text) if result.text else (BranchOutcome.NOTHING, f"[no result: {result.finish}]")
         above = self.account.above
         if result.steps and not (above is not None and above.reached_limit(below=True)):
             return self._forced(result.finish)

@@ -1,7 +1,7 @@
 """Changes that a person makes to a session's window: used by the command line, the gateway and the dashboard.
 
-The agent that works in a session owns its window. These functions open the session with a very large window, so that only
-the requested change moves pages. What must fit is measured by the window of the agent's last prompt.
+The agent that works in a session owns its window. `opened` opens the session with a very large window, so that only the
+requested change moves pages; `preview` uses the window of the last prompt. What must fit is measured by that window.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
+from kilburn.agents.compaction import NAME as ON_DEMAND
 from kilburn.backend import Backend
 from kilburn.budget import Budget
 from kilburn.errors import PinsExceedWindow, SpecError, StoreStale
@@ -88,18 +89,18 @@ def preview(
     current = opened(backend, name)
     policy = policy or decider(current.ledger.receipts())
     session = opened(backend, name, budget=Budget(window or otherwise), policy=policy)
-    result = session.edits.preview(tokens, capacity=None if window else session.prompts.shipped)
+    result = session.edits.preview(tokens, capacity=None if window else session.prompts.last_room)
     return WindowPreview(result, policy, window or current.ledger.figures.window or otherwise)
 
 
 def decider(receipts: Sequence[Receipt]) -> str:
     """Return the policy that made the newest of some receipts, oldest first; `POLICY` if none did."""
     policies = (receipt.policy for receipt in reversed(receipts))
-    return next((policy for policy in policies if policy not in ("kernel", "user") and " " not in policy), POLICY)
+    return next((policy for policy in policies if policy not in ("kernel", "user", ON_DEMAND)), POLICY)
 
 
-DONE = {"undo": "taken back", "evict": "let go", "pin": "kept", "unpin": "may leave again"}
-"""The verbs of `change`, and the word by which a program is told of each."""
+VERBS = {"undo": "taken back", "evict": "let go", "pin": "kept", "unpin": "may leave again"}
+"""The verbs of `change`, and the words for each in the JSON of programs."""
 
 
 class WindowChange(NamedTuple):
@@ -114,14 +115,14 @@ class WindowChange(NamedTuple):
 
     def figures(self) -> dict[str, Any]:
         """Return the fields that programs get as JSON."""
-        return {"session": self.session, "done": DONE[self.verb], "pages": self.pages, "use": self.use}
+        return {"session": self.session, "done": VERBS[self.verb], "pages": self.pages, "use": self.use}
 
 
 def change(session: Session, verb: str, address: str = "", *, why: str = "", tokens: int | None = None) -> WindowChange:
     """Change the window of a session.
 
     Args:
-        verb: a key of `DONE`.
+        verb: a key of `VERBS`.
         address: the pages that are evicted, pinned or unpinned.
         why: a reason for the ledger.
         tokens: see `undo`.
@@ -173,4 +174,4 @@ def keep(session: Session, address: str) -> None:
 
 
 def _room(session: Session) -> int | None:
-    return min(session.prompts.shipped, session.prompts.capacity) if session.prompts.shipped is not None else None
+    return min(session.prompts.last_room, session.prompts.capacity) if session.prompts.last_room is not None else None

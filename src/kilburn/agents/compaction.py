@@ -22,7 +22,7 @@ from kilburn.model import Model, Request, ToolSpec, complete
 from kilburn.move import Evict
 from kilburn.page import address_of
 from kilburn.policies.compact import Compact, behind
-from kilburn.wire.compaction import block_of, put_block_first
+from kilburn.wire.compaction import compaction_block, put_block_first
 from kilburn.wire.editing import SummarizeRequest, write
 
 __all__ = ["compact"]
@@ -141,7 +141,7 @@ def compact_at_provider(
         return _record(session, Compaction(outcome=Outcome.REFUSED, why=type(error).__name__))
     except ModelError as error:
         return _record(session, Compaction(outcome=Outcome.FAILED, why=type(error).__name__))
-    block = block_of(reply.message)
+    block = compaction_block(reply.message)
     if block is None or len(reply.message.parts) != 1:
         return _record(session, Compaction(outcome=Outcome.REJECTED, why="the reply is not exactly one compaction block"))
     if not block.stands:
@@ -160,7 +160,6 @@ def compact_at_provider(
 
 
 def _record(session: Session, compaction: Compaction) -> Compaction:
-    session.ledger.record(
-        Act.COMPACT, policy=NAME, cause="user", outcome=compaction.outcome, freed=compaction.freed, why=compaction.why
-    )
+    # The eviction has a receipt of its own, with what it freed.
+    session.ledger.record(Act.COMPACT, policy=NAME, cause="user", outcome=compaction.outcome, freed=0, why=compaction.why)
     return compaction

@@ -51,7 +51,7 @@ from kilburn.memory.learning import Learning
 from kilburn.memory.sleep import SleepTime
 from kilburn.memory.taint import tainted
 from kilburn.message import Kind, Message, Part, Role, Trust
-from kilburn.model import Delta, Finish, Model, Reply, Request, Tokens, ToolSpec, is_count, pieces_of, takes_tools
+from kilburn.model import Delta, Finish, Model, Reply, Request, Tokens, ToolSpec, is_count, stream_pieces, takes_tools
 from kilburn.models.scheduler import ScheduledModel
 from kilburn.prices import Prices, is_amount
 from kilburn.tokens.calibrated import is_plausible
@@ -783,7 +783,7 @@ class Agent:
     def _stream(self, request: Request) -> Generator[RunEvent, None, Reply]:
         compacted = self._span.wanted and not self.session.window.whole
         with self._span.current({tracing.COMPACTED: True} if compacted else None):
-            pieces = pieces_of(self.model, request)
+            pieces = stream_pieces(self.model, request)
         for piece in pieces:
             if isinstance(piece, Delta):
                 yield Said(piece.text, piece.reasoning)

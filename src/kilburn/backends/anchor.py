@@ -19,7 +19,7 @@ from io import FileIO
 import msgspec
 
 from kilburn.backend import Backend, Batch, Finding, SegmentInfo, SegmentKind
-from kilburn.backends.records import seal_of
+from kilburn.backends.records import compute_seal
 from kilburn.errors import StoreCorrupt, StoreError
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class Anchor:
     """
 
     def __init__(self, file: str = "", place: str = "", tenant: str = "") -> None:
-        self.file, self._store = file, seal_of("store", place, tenant).hex()
+        self.file, self._store = file, compute_seal("store", place, tenant).hex()
         self._thread = threading.local()
 
     def check(self, backend: Backend) -> None:
@@ -140,7 +140,7 @@ class Anchor:
         file.write(b"".join(b"\n" + msgspec.json.encode(self._line(number, *head)) + b"\n" for number, head in heads.items()))
 
     def _line(self, segment: int, head: int, time: float) -> _Line:
-        return _Line(self._store, segment, head, time, seal_of("anchor", self._store, segment, head, time).hex())
+        return _Line(self._store, segment, head, time, compute_seal("anchor", self._store, segment, head, time).hex())
 
     def _compact(self, file: FileIO) -> None:
         lines = [*_read_lines(file.read())]

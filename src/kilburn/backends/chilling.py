@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from kilburn.backend import Moved
-from kilburn.backends.codec import key_of, parted, unpack
+from kilburn.backends.codec import digest_bytes, parted, unpack
 from kilburn.errors import KilburnError, SpecError, StoreCorrupt
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ class Chilling:
             raise SpecError("this tenant has no cold place", advice="name one: `kilburn cold set PLACE`")
         texts = size = 0
         self._abandon()
-        for keys in chunks(list(dict.fromkeys(key_of(digest) for digest in digests)), MOVE_BATCH):
+        for keys in chunks(list(dict.fromkeys(digest_bytes(digest) for digest in digests)), MOVE_BATCH):
             settled = self._chill(place, keys)
             texts, size = texts + len(settled), size + sum(len(text.data) for text in settled)
         self.sweep()
@@ -221,7 +221,7 @@ class Chilling:
     def warm(self, digests: Iterable[str] | None = None) -> Moved:
         """See `ContentStore`."""
         texts = size = 0
-        keys_requested = None if digests is None else [key_of(digest) for digest in digests]
+        keys_requested = None if digests is None else [digest_bytes(digest) for digest in digests]
         cold = [text.key for text in self._read(lambda rows: rows.lying(keys_requested))]
         for keys in chunks(cold, MOVE_BATCH):
             returned = self._warm(keys)

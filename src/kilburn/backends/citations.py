@@ -31,7 +31,7 @@ Citation = tuple[int, int, int, int]
 """Cited segment and page, citing segment and page."""
 
 
-def citations_of(segment: int, kind: SegmentKind, page: Page) -> set[Citation]:
+def page_citations(segment: int, kind: SegmentKind, page: Page) -> set[Citation]:
     """Return the citations of a page in a segment of this kind."""
     citations = {(segment_cited, cited, segment, page.id) for segment_cited, cited in page.cites}
     if kind is not SegmentKind.SESSION:
@@ -57,14 +57,14 @@ def citing(db: apsw.Connection, segment: int, pages: Iterable[int]) -> set[tuple
     return {(by, page) for by, page in rows_of_each(db, select, [(segment, page) for page in pages])}
 
 
-def mark_of(segment: int, page: int) -> Citation:
+def forgotten_mark(segment: int, page: int) -> Citation:
     """Return the mark of a page that is being forgotten."""
     return segment, page, segment, page
 
 
 def marks_of_whole(keys: Iterable[tuple[int, int]]) -> set[Citation]:
     """Return the marks of the segments among these keys that are being forgotten as a whole."""
-    return {mark_of(segment, page) for segment, page in keys if page == WHOLE}
+    return {forgotten_mark(segment, page) for segment, page in keys if page == WHOLE}
 
 
 def mark_leaving(db: apsw.Connection, keys: Iterable[tuple[int, int]]) -> set[Citation]:
@@ -75,7 +75,7 @@ def mark_leaving(db: apsw.Connection, keys: Iterable[tuple[int, int]]) -> set[Ci
         fresh = {(by, page) for by, page in rows_of_each(db, select, list(fresh))} - going
         going = going | fresh
     existing = rows_of_each(db, "SELECT segment, id FROM page WHERE segment = ? AND id = ? AND content IS NOT NULL", list(going))
-    marks = {mark_of(segment, page) for segment, page in existing} | marks_of_whole(going)
+    marks = {forgotten_mark(segment, page) for segment, page in existing} | marks_of_whole(going)
     add(db, marks)
     return marks
 
@@ -134,5 +134,5 @@ def cited_by(segments: Iterable[tuple[SegmentRow, PageRows]]) -> set[Citation]:
         for segment, pages in segments
         for _, page, _ in pages
         if isinstance(page, Page) and page.digest
-        for citation in citations_of(segment.number, segment.kind, page)
+        for citation in page_citations(segment.number, segment.kind, page)
     }

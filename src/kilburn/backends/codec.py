@@ -61,7 +61,7 @@ def encode_text(text: str, digest: str) -> bytes:
     return data
 
 
-def key_of(digest: str) -> bytes:
+def digest_bytes(digest: str) -> bytes:
     """Return the 32 bytes of a digest.
 
     Raises:
@@ -94,7 +94,7 @@ def pack_pieces(pieces: Sequence[Piece]) -> tuple[int, bytes]:
     return SPLICED, _compressor.compress(msgspec.msgpack.encode(pieces), zstd.ZstdCompressor.FLUSH_FRAME)
 
 
-def pieces_of(data: object, digest: bytes) -> tuple[Piece, ...]:
+def split_pieces(data: object, digest: bytes) -> tuple[Piece, ...]:
     """Return the pieces of a stored text.
 
     Raises:
@@ -166,7 +166,7 @@ def inflate(codec: int, packed: bytes, size: int, digest: bytes, text_of: Callab
         except zstd.ZstdError as error:
             raise _corrupt(digest, "its compressed form is broken") from error
     elif codec == SPLICED and text_of is not None:
-        data = spliced(pieces_of(packed, digest), text_of).encode("utf-8", "replace")
+        data = spliced(split_pieces(packed, digest), text_of).encode("utf-8", "replace")
     elif codec != PLAIN:
         raise _corrupt(digest, f"its codec {codec} is unknown")
     if len(data) != size:

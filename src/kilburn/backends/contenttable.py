@@ -18,9 +18,9 @@ import apsw
 
 from kilburn.backend import Batch, Pieces
 from kilburn.backends.chilling import MIN_ROW_BYTES, SETTING, Coming, Lying, OpenPlace, Returning, required
-from kilburn.backends.codec import COLD, PLAIN, SPLICED, ZSTD, encode_text, key_of, pack, pack_pieces, parted, unpack
+from kilburn.backends.codec import COLD, PLAIN, SPLICED, ZSTD, digest_bytes, encode_text, pack, pack_pieces, parted, unpack
 from kilburn.backends.connection import StoreConnection, insert, listed, row, rows, rows_of_each
-from kilburn.backends.records import seal_of
+from kilburn.backends.records import compute_seal
 from kilburn.backends.schema import FLAG
 from kilburn.errors import StoreCorrupt, StoreError
 from kilburn.message import Kind
@@ -74,7 +74,7 @@ def packed_texts(batch: Batch) -> dict[str, Packed]:
         whole.discard("")  # of a page that was forgotten
     packed: dict[str, Packed] = {}
     for digest in whole.union(page.digest for page in batch.pages if page.digest):
-        key = key_of(digest)
+        key = digest_bytes(digest)
         if digest not in batch.texts:
             packed[digest] = Packed(key)
             continue
@@ -145,7 +145,7 @@ class ContentTable:
         numbers: dict[str, int] = {}
         for digest in {piece[0] for piece in pieces if not isinstance(piece, str)}:
             select = "SELECT id, codec FROM content WHERE tenant = ? AND digest = ?"
-            stored_row = row(self._db, select, self._tenant, key_of(digest))
+            stored_row = row(self._db, select, self._tenant, digest_bytes(digest))
             if stored_row is None or stored_row[1] == SPLICED:
                 return None
             numbers[digest] = stored_row[0]
@@ -232,7 +232,7 @@ class ColdTable:
         setting = row(self._db, "SELECT value, seal FROM setting WHERE tenant = ? AND name = ?", self._tenant, SETTING)
         if setting is None:
             return None
-        if setting[1] != seal_of("setting", self._tenant, SETTING, setting[0]):
+        if setting[1] != compute_seal("setting", self._tenant, SETTING, setting[0]):
             raise StoreCorrupt(f"the setting {SETTING!r} is not what was written", advice="set it again with `kilburn cold set`")
         return self._opened.of(setting[0])
 

@@ -29,12 +29,12 @@ class Demand(NamedTuple):
     Args:
         name: digest of the key or user.
         rate: allowed requests per minute, 0 for any number; a quarter of them may come at once.
-        most: allowed concurrent requests, 0 for any number.
+        limit: allowed concurrent requests, 0 for any number.
     """
 
     name: bytes
     rate: int
-    most: int
+    limit: int
 
 
 class Ruling(NamedTuple):

@@ -140,7 +140,7 @@ class Directory:
         self._move(of)
         return of.extents
 
-    def extents_of(self, segments: Sequence[int]) -> Extents:
+    def segment_extents(self, segments: Sequence[int]) -> Extents:
         """Return the extents of the undamaged ones of these segments."""
         of = self.known()
         self._move(of)

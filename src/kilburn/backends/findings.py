@@ -15,7 +15,7 @@ from kilburn.backend import Finding
 from kilburn.backends import citations
 from kilburn.backends.chilling import Chilling
 from kilburn.backends.passages import passages
-from kilburn.backends.records import UNREADABLE, act_name, call_of, is_observation, seal_of
+from kilburn.backends.records import UNREADABLE, act_name, compute_seal, is_observation, page_call_id
 from kilburn.backends.sealed import PageRows, Seals, SegmentRow, shown
 from kilburn.errors import KilburnError
 from kilburn.page import Page, Place, Span
@@ -55,7 +55,7 @@ def wrong_segments(segments: Iterable[SegmentRow]) -> Iterator[Finding]:
 
 def wrong_setting(tenant: int, name: bytes, value: bytes, seal: object) -> Iterator[Finding]:
     """Yield a damaged setting of a tenant."""
-    if seal != seal_of("setting", tenant, name, value):
+    if seal != compute_seal("setting", tenant, name, value):
         yield Finding(kind="session", what=f"the setting {name!r} is not what was written; set it again")
 
 
@@ -255,7 +255,7 @@ def wrong_replies(segment: SegmentRow, different: Iterable[Sequence[int | bytes]
 def wrong_calls(segment: SegmentRow, pages: PageRows, calls: Mapping[object, object]) -> Iterator[Finding]:
     """Yield differences between pages and index of calls."""
     for number, page, _ in pages:
-        if isinstance(page, Page) and calls.get(number) != call_of(page):
+        if isinstance(page, Page) and calls.get(number) != page_call_id(page):
             problem = "the index of calls differs from it"
             yield Finding(kind="index", what=problem, derived=True, segment=segment.number, page=_id(number))
 
@@ -263,6 +263,6 @@ def wrong_calls(segment: SegmentRow, pages: PageRows, calls: Mapping[object, obj
 def wrong_checkpoints(segment: SegmentRow, checkpoints: Iterable[Sequence[object]]) -> Iterator[Finding]:
     """Yield damaged checkpoints, each given as last event, size, codec, data and seal."""
     for *values, seal in checkpoints:
-        if seal != seal_of("checkpoint", segment.number, *values):
+        if seal != compute_seal("checkpoint", segment.number, *values):
             problem = f"the checkpoint of event {values[0]} is not what was written"
             yield Finding(kind="checkpoint", what=problem, derived=True, segment=segment.number)

@@ -14,9 +14,9 @@ from itertools import zip_longest
 
 import apsw
 
-from kilburn.backend import Digests, HistoryOwner, root_of
+from kilburn.backend import Digests, HistoryOwner, root_name
 from kilburn.backends.connection import insert, row, rows
-from kilburn.backends.records import UNREADABLE, event_of
+from kilburn.backends.records import UNREADABLE, decode_event
 from kilburn.event import Act, Event
 
 KEY_CHARS = 24
@@ -26,7 +26,7 @@ KEY_CHARS = 24
 _UP_TO = "WHERE segment = ?1 AND message = ?2 AND is_last AND last_page = ifnull(?3, last_page)"
 
 
-def replies_of(events: Iterable[Event]) -> list[tuple[int, bytes]]:
+def reply_rows(events: Iterable[Event]) -> list[tuple[int, bytes]]:
     """Return the rows of the replies that these events note: negated number, key."""
     noted = [(event.number, event.data.get("reply")) for event in events if event.act is Act.NOTE]
     return [(-number, key.encode()) for number, key in noted if isinstance(key, str) and len(key) == KEY_CHARS and key.isascii()]
@@ -52,10 +52,10 @@ def replies_in(db: apsw.Connection, segment: int) -> tuple[list[tuple[int, bytes
     noted, unread = list[Event](), set[int]()
     for number, body in rows(db, "SELECT number, body FROM event WHERE segment = ? AND act = ?", segment, Act.NOTE.value):
         try:
-            noted.append(event_of(body))
+            noted.append(decode_event(body))
         except UNREADABLE:
             unread.add(number)
-    return replies_of(noted), unread
+    return reply_rows(noted), unread
 
 
 def fill_replies(db: apsw.Connection, tenant: int, segment: int) -> None:
@@ -131,4 +131,4 @@ def missing(db: apsw.Connection, tenant: int, root: str, user: str, limit: int) 
         " ORDER BY used DESC LIMIT ?4"
     )
     names = [name for (name,) in rows(db, select, tenant, root, user, limit)]
-    return [name for name in names if root_of(name) == root]
+    return [name for name in names if root_name(name) == root]

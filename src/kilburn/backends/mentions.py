@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 import apsw
 
 from kilburn.backends.connection import listed, rows, rows_of_each
-from kilburn.backends.records import UNREADABLE, event_of, page_of
+from kilburn.backends.records import UNREADABLE, decode_event, decode_page
 from kilburn.event import Act, Event
 from kilburn.page import Page, stretches
 
@@ -37,7 +37,7 @@ SOURCE = 1 << 62
 """The bit of a node whose pages are sources."""
 
 
-def mentions_of(event: Event, pages: Mapping[int, Page]) -> set[int]:
+def event_nodes(event: Event, pages: Mapping[int, Page]) -> set[int]:
     """Return the nodes under which an event is indexed.
 
     Args:
@@ -83,18 +83,18 @@ def mentions_in(db: apsw.Connection, segment: int) -> tuple[set[tuple[int, int]]
     mentions, unread = set[tuple[int, int]](), set[int]()
     for number, body in rows(db, "SELECT number, body FROM event WHERE segment = ?", segment):
         try:
-            event = event_of(body)
+            event = decode_event(body)
             pages = _admitted(db, segment, event) if event.act is Act.ADMIT else {}
         except UNREADABLE:
             unread.add(number)
             continue
-        mentions.update((node, number) for node in mentions_of(event, pages))
+        mentions.update((node, number) for node in event_nodes(event, pages))
     return mentions, unread
 
 
 def _admitted(db: apsw.Connection, segment: int, event: Event) -> dict[int, Page]:
     select = "SELECT record FROM page WHERE segment = ? AND id = ?"
-    pages = [page_of(record) for (record,) in rows_of_each(db, select, [(segment, page) for page in event.pages])]
+    pages = [decode_page(record) for (record,) in rows_of_each(db, select, [(segment, page) for page in event.pages])]
     return {page.id: page for page in pages}
 
 
@@ -105,13 +105,13 @@ def fill(db: apsw.Connection, segments: Iterable[int]) -> None:
         db.executemany(INSERT, [(segment, *mention) for mention in sorted(mentions_in(db, segment)[0])])
 
 
-def events_of(db: apsw.Connection, segment: int, nodes: Iterable[int]) -> list[int]:
+def events_with_nodes(db: apsw.Connection, segment: int, nodes: Iterable[int]) -> list[int]:
     """Return the numbers of the events with any of these nodes, in order."""
     select = "SELECT DISTINCT event FROM json_each(?) CROSS JOIN mention ON segment = ? AND node = value ORDER BY event"
     return [event for (event,) in rows(db, select, listed(nodes), segment)]
 
 
-def nodes_of(pages: Iterable[int]) -> list[int]:
+def page_nodes(pages: Iterable[int]) -> list[int]:
     """Return the nodes of events that may name any of these pages."""
     sources = source_nodes(pages)
     return sorted([*sources, *(node - SOURCE if node > 0 else node + SOURCE for node in sources)])

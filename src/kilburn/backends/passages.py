@@ -118,6 +118,6 @@ def _parts(word: str) -> tuple[str, ...]:
     return tuple(more)
 
 
-def shorten(query: str, max_chars: int = 16_000) -> str:
+def shorten(query: str) -> str:
     """Return the query, or beginning and end of a longer one."""
-    return query if len(query) <= max_chars else f"{query[: max_chars // 2]} {query[-max_chars // 2 :]}"
+    return query if len(query) <= 16_000 else f"{query[:8_000]} {query[-8_000:]}"

@@ -18,7 +18,7 @@ def is_url(place: object) -> bool:
     return isinstance(place, str) and place.startswith(SCHEMES)
 
 
-def name_of(place: str) -> str:
+def canonical_name(place: str) -> str:
     """Return the canonical name of a place: a file's real path, or a database's URL without user and password.
 
     Raises:
@@ -65,7 +65,7 @@ def open_backend(
     """
     scheme = "postgresql" if is_url(place) else ""
     backend: Any = OPENERS[scheme](place, tenant=tenant, readonly=readonly, durable=durable, busy_timeout=busy_timeout)
-    if (configured := anchor_of(place, tenant, anchor)).file:
+    if (configured := place_anchor(place, tenant, anchor)).file:
         try:
             configured.check(backend)
         except BaseException:
@@ -75,10 +75,10 @@ def open_backend(
     return cast(Backend, backend)
 
 
-def anchor_of(place: str | os.PathLike[str], tenant: str, file: str | os.PathLike[str] | None = None) -> Anchor:
+def place_anchor(place: str | os.PathLike[str], tenant: str, file: str | os.PathLike[str] | None = None) -> Anchor:
     """Return the anchor of a place, in this file or the one that `$KILBURN_ANCHOR` names."""
     file = os.environ.get("KILBURN_ANCHOR", "") if file is None else os.fspath(file)
-    return Anchor() if not file or place == ":memory:" else Anchor(file, name_of(os.fspath(place)), tenant)
+    return Anchor() if not file or place == ":memory:" else Anchor(file, canonical_name(os.fspath(place)), tenant)
 
 
 def _open_file(place: str | os.PathLike[str], *, durable: bool, **options: Any) -> Backend:

@@ -57,12 +57,12 @@ def length_class(length: int) -> int:
 CLASS_LENGTH = tuple(25 * 2 ** (number / 3) for number in range(CLASSES))
 
 
-def entry_of(segment: int, number: int, length: int) -> int:
+def make_entry(segment: int, number: int, length: int) -> int:
     """Return the entry of a segment's passage `number`, counted from 0 in the order of indexing, with this class of length."""
     return segment << 32 | (PLACES - number) << 4 | length
 
 
-def number_of(entry: int) -> int:
+def passage_number(entry: int) -> int:
     """Return how many passages its segment had before this one."""
     return PLACES - ((entry & 0xFFFFFFFF) >> 4)
 
@@ -94,7 +94,7 @@ class Extents:
     @cached_property
     def ranges(self) -> list[tuple[int, int]]:
         """The entries of the segments as ranges; adjacent segments share one."""
-        return ranges_of(self.segments)
+        return entry_ranges(self.segments)
 
     def put(self, segment: int, passages: int, characters: int) -> None:
         """Update a segment's figures."""
@@ -114,7 +114,7 @@ class Extents:
 
     def estimate(self, numbers: Sequence[int]) -> float:
         """Estimate how many entries have a word, from the first ones that were examined."""
-        segment, newer = numbers[-1] >> 32, number_of(numbers[-1])
+        segment, newer = numbers[-1] >> 32, passage_number(numbers[-1])
         at = bisect_right(self.segments, segment) - 1
         # Entries up to the last examined one.
         preceding = self._until[at] - (newer if self.segments[at] == segment else 0)
@@ -257,7 +257,7 @@ class RankedIndex:
             last = numbers[-1]
         return entries
 
-    def stem_of(self, word: str) -> str:
+    def query_stem(self, word: str) -> str:
         """Return the stem of a query's word."""
         stems = _tokens(self._stem, word.encode("utf-8", "replace"), apsw.FTS5_TOKENIZE_QUERY)
         return stems[0] if stems else word
@@ -284,7 +284,7 @@ def _oddness(word: str) -> tuple[bool, int]:
     return not word.isalpha(), len(word)
 
 
-def ranges_of(segments: Iterable[int]) -> list[tuple[int, int]]:
+def entry_ranges(segments: Iterable[int]) -> list[tuple[int, int]]:
     """Return the entries of segments in ascending order as ranges; adjacent segments share one."""
     runs: list[list[int]] = []
     for segment in segments:

@@ -4,7 +4,7 @@ A fold that is remade every few steps cites the whole session each time. With si
 of the session's length.
 
 A seal is a checksum of a row and its place, so that an altered, swapped or moved row is detected when it is read. It guards
-against damage, and with a key against attackers: see `seal_of`. A record that could not be decoded again is not written.
+against damage, and with a key against attackers: see `compute_seal`. A record that could not be decoded again is not written.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ Memo = dict[int, tuple[tuple[int, ...], tuple[int, ...]]]
 _SEAL_KEY = blake2b(os.fsencode(os.environ["KILBURN_SEAL_KEY"])).digest() if os.environ.get("KILBURN_SEAL_KEY") else b""
 
 
-def seal_of(*values: object) -> bytes:
+def compute_seal(*values: object) -> bytes:
     """Return the checksum of a row's values, their order and types included. Texts are given as bytes.
 
     With `$KILBURN_SEAL_KEY` it is keyed: without the key nobody can change a row undetected.
@@ -121,7 +121,7 @@ def record_of_event(event: Event, memo: Memo | None = None) -> bytes:
     return record
 
 
-def page_of(record: bytes) -> Page:
+def decode_page(record: bytes) -> Page:
     """Return the page of a record.
 
     Raises:
@@ -133,7 +133,7 @@ def page_of(record: bytes) -> Page:
     return page
 
 
-def event_of(record: bytes) -> Event:
+def decode_event(record: bytes) -> Event:
     """Return the event of a record.
 
     Raises:
@@ -266,7 +266,7 @@ OBSERVATIONS = frozenset(act.value.encode() for act in Act if act not in STATE)
 def is_observation(act: bytes, body: bytes) -> bool:
     """Whether a damaged event changed no state, according to its column and, if readable, its record."""
     try:
-        return act in OBSERVATIONS and event_of(body).act not in STATE
+        return act in OBSERVATIONS and decode_event(body).act not in STATE
     except UNREADABLE:
         return act in OBSERVATIONS
 
@@ -276,6 +276,6 @@ def act_name(act: object) -> str:
     return act.decode("ascii", "replace") if isinstance(act, bytes) else "?"
 
 
-def call_of(page: Page) -> str | None:
+def page_call_id(page: Page) -> str | None:
     """Return the call id of a page that is a call, or None."""
     return page.call if page.kind is Kind.CALL else None

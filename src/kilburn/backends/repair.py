@@ -13,8 +13,8 @@ from kilburn.backends.codec import COLD, digest_of_stored
 from kilburn.backends.connection import row, rows
 from kilburn.backends.contenttable import OF_NO_PAGE, Wholes, remove_unused, searchable_text
 from kilburn.backends.passages import passages
-from kilburn.backends.ranked import entry_of, length_class, number_of
-from kilburn.backends.records import act_name, call_of, is_observation, seal_of
+from kilburn.backends.ranked import length_class, make_entry, passage_number
+from kilburn.backends.records import act_name, compute_seal, is_observation, page_call_id
 from kilburn.backends.sealed import COUNTERS, SealedRows, SegmentRow, seal_of_segment, shown
 from kilburn.backends.textindex import TextIndex, passage_words
 from kilburn.backends.transaction import index_pages, sealed_event, set_counters, set_states
@@ -73,7 +73,9 @@ def rebuild(db: apsw.Connection, sealed: SealedRows, index: TextIndex, vectors: 
     for session in segments:
         histories.fill_replies(db, tenant, session.number)
         calls = [
-            (call_of(page), session.number, number) for number, page, _ in sealed.each_page(session) if isinstance(page, Page)
+            (page_call_id(page), session.number, number)
+            for number, page, _ in sealed.each_page(session)
+            if isinstance(page, Page)
         ]
         db.executemany("UPDATE page SET call = ?1 WHERE segment = ?2 AND id = ?3 AND call IS NOT ?1", calls)
     vectors.clean()
@@ -193,8 +195,8 @@ def _rebuild_segment(db: apsw.Connection, index: TextIndex, segment_row: Segment
             # The inspection reports it; an unreadable text cannot be searched.
             continue
         expected = [
-            (entry_of(segment, number, length_class(stop - start)), page, start, stop)
-            for number, (start, stop) in enumerate(passages(text), number_of(last))
+            (make_entry(segment, number, length_class(stop - start)), page, start, stop)
+            for number, (start, stop) in enumerate(passages(text), passage_number(last))
         ]
         intruders = {owner for (owner,) in rows(db, "SELECT page FROM passage WHERE id BETWEEN ? AND ?", first, last)} - {page}
         if expected and (expected[0][0], expected[-1][0]) == (last, first) and not intruders:
@@ -209,7 +211,7 @@ def _rebuild_segment(db: apsw.Connection, index: TextIndex, segment_row: Segment
         if page not in whole:
             db.execute("UPDATE page SET first_passage = NULL, last_passage = NULL WHERE segment = ? AND id = ?", (segment, page))
     index.put(words)
-    count = max([segment_row.passages, *(number_of(entry) + 1 for entry, *_ in reused)])
+    count = max([segment_row.passages, *(passage_number(entry) + 1 for entry, *_ in reused)])
     characters = segment_row.characters or sum(stop - start for *_, start, stop in reused)
     entries = index_pages(db, index, segment, count, [(page, passage_words(text)) for page, text in unindexed])
     return count + len(entries), characters + sum(entry.stop - entry.start for entry in entries)
@@ -278,7 +280,7 @@ def erase_segment(db: apsw.Connection, segment_row: SegmentRow, tenant: int) -> 
         raise StoreError(f"segment {segment} has pages that are not forgotten", advice="forget them first")
     for statement in DELETE_REMAINS:
         db.execute(statement, (segment,))
-    citations.remove(db, [citations.mark_of(segment, citations.WHOLE)])
+    citations.remove(db, [citations.forgotten_mark(segment, citations.WHOLE)])
     name, kind = f"@forgotten/{segment}", SegmentKind.FORGOTTEN.value
     seal = seal_of_segment(segment, tenant, name.encode(), 0.0, 0, kind.encode(), b"")
     db.execute(
@@ -308,5 +310,5 @@ def quarantine_session(db: apsw.Connection, tenant: int, segment: int) -> str:
         (name, created, kind.decode(), owner.decode("utf-8", "replace"), seal, segment),
     )
     ((*counters,),) = rows(db, f"SELECT {', '.join(COUNTERS)} FROM segment WHERE id = ?", segment)
-    db.execute("UPDATE segment SET counters_seal = ? WHERE id = ?", (seal_of("counters", segment, *counters), segment))
+    db.execute("UPDATE segment SET counters_seal = ? WHERE id = ?", (compute_seal("counters", segment, *counters), segment))
     return name

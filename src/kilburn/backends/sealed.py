@@ -13,7 +13,7 @@ import apsw
 from kilburn.backend import SegmentInfo, SegmentKind, State
 from kilburn.backends.codec import inflate
 from kilburn.backends.connection import Row, by_segment, row, rows, rows_of_each
-from kilburn.backends.records import UNREADABLE, event_of, page_of, seal_of
+from kilburn.backends.records import UNREADABLE, compute_seal, decode_event, decode_page
 from kilburn.errors import StoreCorrupt, StoreError
 from kilburn.event import Event
 from kilburn.page import Page, Place, address_of
@@ -37,12 +37,12 @@ _SESSIONS = f"{_SESSION} FROM segment"
 
 def seal_of_segment(number: int, tenant: int, name: bytes, created: float, quarantined: int, kind: bytes, owner: bytes) -> bytes:
     """Return the checksum of the columns of a segment's row that never change."""
-    return seal_of("segment", number, tenant, name, created, quarantined, kind, owner)
+    return compute_seal("segment", number, tenant, name, created, quarantined, kind, owner)
 
 
 def seal_of_state(segment: int, page: int, place: bytes, pinned: int, importance: float, until: float | None) -> bytes:
     """Return the checksum of a page's state."""
-    return seal_of("state", segment, page, place, pinned, importance, until)
+    return compute_seal("state", segment, page, place, pinned, importance, until)
 
 
 MAX_CACHED_SEGMENTS = 100_000
@@ -58,7 +58,7 @@ _SKIMMED = f"SELECT segment, page.id, record, CAST(place AS BLOB), pinned, impor
 
 
 @lru_cache
-def state_of(place: bytes, pinned: int, importance: float, until: float | None) -> State:
+def make_state(place: bytes, pinned: int, importance: float, until: float | None) -> State:
     """Return the state of a row. Few states are common, so they are cached."""
     return State(_PLACES[place], bool(pinned), importance, until)
 
@@ -115,14 +115,14 @@ PageRows = Iterable[tuple[int, Page | str, State | str]]
 class Seals:
     """Verifies and decodes rows, for every backend."""
 
-    def segment_of(self, columns: Row) -> SegmentRow:
+    def parse_segment(self, columns: Row) -> SegmentRow:
         """Return the segment of a row; `damaged` tells what is wrong with it."""
         number, tenant, name_bytes, created, quarantined, kind, owner, seal, *counters, counters_seal = columns
         name = name_bytes.decode("utf-8", "replace") if isinstance(name_bytes, bytes) else f"session {number}"
         damaged = ""
         if seal != seal_of_segment(number, tenant, name_bytes, created, quarantined, kind, owner):
             damaged, quarantined = "its row is not what was written", False
-        elif counters_seal != seal_of("counters", number, *counters):
+        elif counters_seal != compute_seal("counters", number, *counters):
             damaged, quarantined = "its counters are not what was written", False
         elif quarantined:
             damaged = QUARANTINED
@@ -137,35 +137,37 @@ class Seals:
         Raises:
             StoreCorrupt: it is altered.
         """
-        page = self.page_of(segment, number, record, seal)
+        page = self.parse_page(segment, number, record, seal)
         if isinstance(page, str):
             raise StoreCorrupt(f"{shown(number)} of session {segment}: {page}", advice=ADVICE)
         return page
 
     # The next two run for each page that a search finds, so they avoid calls.
 
-    def page_of(self, segment: int, number: int, record: bytes, seal: object) -> Page | str:
+    def parse_page(self, segment: int, number: int, record: bytes, seal: object) -> Page | str:
         """Return the page of a row, or a description of what is wrong with it."""
-        if seal != seal_of("page", segment, number, record):
+        if seal != compute_seal("page", segment, number, record):
             return "its record is not what was written"
         try:
-            page = page_of(record)
+            page = decode_page(record)
         except UNREADABLE as error:
             return f"its record cannot be read: {error}"
         return page if page.id == number else f"its record is that of {address_of(page.id)}"
 
-    def state_of(
+    def parse_state(
         self, segment: int, number: int, place: bytes, pinned: int, importance: float, until: float | None, seal: object
     ) -> State | str:
         """Return the state of a row, or a description of what is wrong with it."""
         if seal != seal_of_state(segment, number, place, pinned, importance, until):
             return "its state is not what was written"
         try:
-            return state_of(place, pinned, importance, until)
+            return make_state(place, pinned, importance, until)
         except UNREADABLE as error:
             return f"its state cannot be read: {error}"
 
-    def pages_of(self, segment: SegmentRow, page_rows: Iterable[tuple[int, Page | str, State | str]]) -> list[tuple[Page, State]]:
+    def parse_pages(
+        self, segment: SegmentRow, page_rows: Iterable[tuple[int, Page | str, State | str]]
+    ) -> list[tuple[Page, State]]:
         """Return all pages of a segment from its ordered rows: p1, p2, ..., then f1, f2, ...
 
         Raises:
@@ -198,10 +200,10 @@ class Seals:
 
     def event(self, segment: int, number: int, act: bytes, body: bytes, seal: object) -> Event | str:
         """Return the event of a row, or a description of what is wrong with it."""
-        if seal != seal_of("event", segment, number, act, body):
+        if seal != compute_seal("event", segment, number, act, body):
             return "it is not what was written"
         try:
-            event = event_of(body)
+            event = decode_event(body)
         except UNREADABLE as error:
             return f"it cannot be read: {error}"
         return event if event.number == number else f"it is event {event.number}"
@@ -224,11 +226,11 @@ class SealedRows(Seals):
         tenant_row = row(self._db, "SELECT id, CAST(name AS BLOB), seal FROM tenant WHERE name = ?", name)
         if tenant_row is not None:
             number, name_bytes, seal = tenant_row
-            if name_bytes != name.encode() or seal != seal_of("tenant", number, name_bytes):
+            if name_bytes != name.encode() or seal != compute_seal("tenant", number, name_bytes):
                 raise StoreCorrupt(f"the row of tenant {name!r} is not what was written", advice=TENANT_ADVICE)
             return int(number)
         for number, name_bytes, seal in rows(self._db, "SELECT id, CAST(name AS BLOB), seal FROM tenant NOT INDEXED"):
-            if name_bytes == name.encode() or seal != seal_of("tenant", number, name_bytes):
+            if name_bytes == name.encode() or seal != compute_seal("tenant", number, name_bytes):
                 raise StoreCorrupt(
                     f"tenant {name!r} may be here, but the row of tenant {number} is damaged", advice=TENANT_ADVICE
                 )
@@ -244,7 +246,7 @@ class SealedRows(Seals):
             StoreError: neither a tenant nor a segment is.
         """
         tenants = rows(self._db, "SELECT id, CAST(name AS BLOB), seal FROM tenant NOT INDEXED")
-        if any(seal == seal_of("tenant", number, name) for number, name, seal in tenants):
+        if any(seal == compute_seal("tenant", number, name) for number, name, seal in tenants):
             return
         segments = [self._segment(columns) for columns in rows(self._db, f"{_SESSIONS} NOT INDEXED")]
         if segments and all(segment.damaged and not segment.quarantined for segment in segments):
@@ -255,7 +257,7 @@ class SealedRows(Seals):
         """Restore a tenant's damaged row, if its name or its seal identifies it. Returns whether a row was restored."""
         restored = False
         for number, name_bytes, seal in rows(self._db, "SELECT id, CAST(name AS BLOB), seal FROM tenant NOT INDEXED"):
-            expected = seal_of("tenant", number, name.encode())
+            expected = compute_seal("tenant", number, name.encode())
             if (name_bytes == name.encode()) != (seal == expected):
                 self._db.execute("UPDATE tenant SET name = ?, seal = ? WHERE id = ?", (name, expected, number))
                 restored = True
@@ -292,7 +294,7 @@ class SealedRows(Seals):
         cached, row_hash = self._read_before.get(columns[0]), hash(columns)
         if cached is not None and cached[0] == row_hash:
             return cached[1]
-        segment = self.segment_of(columns)
+        segment = self.parse_segment(columns)
         if isinstance(columns[0], int):
             self._read_before[columns[0]] = row_hash, segment
             if len(self._read_before) > MAX_CACHED_SEGMENTS:
@@ -305,13 +307,13 @@ class SealedRows(Seals):
         Raises:
             StoreCorrupt: one is missing or altered.
         """
-        return self.pages_of(segment, self.each_page(segment))
+        return self.parse_pages(segment, self.each_page(segment))
 
     def each_page(self, segment: SegmentRow) -> Iterator[tuple[int, Page | str, State | str]]:
         """Yield the rows of a segment's pages; see `PageRows`."""
         select = f"SELECT {_PAGE} FROM page WHERE segment = ? ORDER BY id"
         for number, record, seal, *state in rows(self._db, select, segment.number):
-            yield number, self.page_of(segment.number, number, record, seal), self.state_of(segment.number, number, *state)
+            yield number, self.parse_page(segment.number, number, record, seal), self.parse_state(segment.number, number, *state)
 
     def read(self, keys: Iterable[tuple[int, int]]) -> Iterator[tuple[tuple[int, int], tuple[Page, State]]]:
         """Single pages with their states, by segment and page; those that do not exist are left out.
@@ -320,7 +322,7 @@ class SealedRows(Seals):
             StoreCorrupt: one is not what was written.
         """
         for segment, number, record, seal, *values in rows_of_each(self._db, _PAGES, by_segment(keys)):
-            page, state = self.page_of(segment, number, record, seal), self.state_of(segment, number, *values)
+            page, state = self.parse_page(segment, number, record, seal), self.parse_state(segment, number, *values)
             if isinstance(page, str) or isinstance(state, str):
                 wrong = page if isinstance(page, str) else state
                 raise StoreCorrupt(f"{shown(number)} of session {segment}: {wrong}", advice=ADVICE)
@@ -334,7 +336,7 @@ class SealedRows(Seals):
         """
         try:
             return {
-                (segment, number): (page_of(record), state_of(*state))
+                (segment, number): (decode_page(record), make_state(*state))
                 for segment, number, record, *state in rows_of_each(self._db, _SKIMMED, by_segment(keys))
             }
         except UNREADABLE as error:
@@ -379,7 +381,7 @@ class SealedRows(Seals):
         altered: it is derived from the ledger."""
         select = "SELECT head, size, codec, data, seal FROM checkpoint WHERE segment = ? AND head <= ? ORDER BY head DESC LIMIT 1"
         checkpoint_row = row(self._db, select, segment.number, until)
-        if checkpoint_row is None or checkpoint_row[-1] != seal_of("checkpoint", segment.number, *checkpoint_row[:-1]):
+        if checkpoint_row is None or checkpoint_row[-1] != compute_seal("checkpoint", segment.number, *checkpoint_row[:-1]):
             return None
         head, size, codec, data, _ = checkpoint_row
         return head, inflate(codec, data, size, b"")

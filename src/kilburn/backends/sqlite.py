@@ -21,13 +21,13 @@ import msgspec
 from kilburn.backend import Batch, Digests, HistoryOwner, Scope, SegmentInfo, SegmentKind, State, Vector, check_name
 from kilburn.backends import citations, histories, mentions
 from kilburn.backends.chilling import ChangesRows, Chilling, ColdRows, ReadsRows
-from kilburn.backends.codec import key_of, sound_passages
+from kilburn.backends.codec import digest_bytes, sound_passages
 from kilburn.backends.connection import row, rows, rows_of_each, translate_errors, write_transaction
 from kilburn.backends.contenttable import ColdTable, ContentTable, searchable_text
 from kilburn.backends.directory import Directory
 from kilburn.backends.durable import READ_ROWS, IndexView, PassageIndex
 from kilburn.backends.ranked import Extents
-from kilburn.backends.records import seal_of
+from kilburn.backends.records import compute_seal
 from kilburn.backends.repair import erase_segment, erase_session, rebuild
 from kilburn.backends.schema import prepare_schema, schema_number
 from kilburn.backends.sealed import SealedRows, SegmentRow, seal_of_segment
@@ -68,7 +68,7 @@ class SqliteContents(Chilling):
 
     def texts(self, digests: Iterable[str]) -> dict[str, str]:
         """See `ContentStore`."""
-        keys = {digest: key_of(digest) for digest in digests}
+        keys = {digest: digest_bytes(digest) for digest in digests}
         with self._store._lock:
             texts = self._read_texts(keys)
         if len(texts) < len(keys):
@@ -115,7 +115,7 @@ class SqliteView:
 
     def extents(self, segments: Collection[int] | None) -> Extents:
         """See `IndexView`."""
-        return self._directory.extents() if segments is None else self._directory.extents_of(list(segments))
+        return self._directory.extents() if segments is None else self._directory.segment_extents(list(segments))
 
     def whole(self, segments: Iterable[int]) -> set[int]:
         """See `IndexView`."""
@@ -205,7 +205,7 @@ class SqliteSettings:
         return {
             name: value
             for name, value, seal in rows(self._db, select, self._tenant)
-            if seal == seal_of("setting", self._tenant, name, value)
+            if seal == compute_seal("setting", self._tenant, name, value)
         }
 
     def _put(self, name: str, value: str | None) -> None:
@@ -216,7 +216,7 @@ class SqliteSettings:
             "INSERT INTO setting(tenant, name, value, seal) VALUES(?, ?, ?, ?)"
             " ON CONFLICT DO UPDATE SET value = excluded.value, seal = excluded.seal"
         )
-        self._db.execute(insert, (self._tenant, name, value, seal_of("setting", self._tenant, name, value)))
+        self._db.execute(insert, (self._tenant, name, value, compute_seal("setting", self._tenant, name, value)))
 
 
 class SqliteHistories:
@@ -246,7 +246,7 @@ class _Surveyed(NamedTuple):
 
     state: int
     last: int
-    made: int
+    session_count: int
 
 
 class Sqlite(StoreFile):
@@ -344,7 +344,7 @@ class Sqlite(StoreFile):
                 if number is None:
                     self._db.execute("INSERT INTO tenant(name) VALUES(?)", (self.tenant,))
                     number = self._db.last_insert_rowid()
-                    seal = seal_of("tenant", number, self.tenant.encode())
+                    seal = compute_seal("tenant", number, self.tenant.encode())
                     self._db.execute("UPDATE tenant SET seal = ? WHERE id = ?", (seal, number))
                     TextIndex(self._db, number).create()
         self._set_index(number)
@@ -411,7 +411,7 @@ class Sqlite(StoreFile):
         self._db.execute(insert, (self._number, name, time, time, kind.value, user))
         number = self._db.last_insert_rowid()
         seal = seal_of_segment(number, self._number, name.encode(), float(time), 0, kind.encode(), user.encode())
-        counters_seal = seal_of("counters", number, float(time), 0, 0, 0, 0, 0)
+        counters_seal = compute_seal("counters", number, float(time), 0, 0, 0, 0, 0)
         self._db.execute("UPDATE segment SET seal = ?, counters_seal = ? WHERE id = ?", (seal, counters_seal, number))
         self._db.execute("UPDATE tenant SET sessions = sessions + 1 WHERE id = ?", (self._number,))
         return number
@@ -427,7 +427,7 @@ class Sqlite(StoreFile):
         if survey is not None:
             # Others have written. Their new rows are checked once; all rows, if their number does not match.
             count, same, last = self._count_sessions(name, survey.last)
-            if not same and count == expected - survey.made:
+            if not same and count == expected - survey.session_count:
                 self._surveyed = _Surveyed(state, max(last, survey.last), expected)
                 return
         segments = self._sealed.segments(self._number) if survey is None else []
@@ -545,7 +545,7 @@ class Sqlite(StoreFile):
 
     def _made_from(self, segment: SegmentRow, pages: Set[int]) -> Iterator[int]:
         """Return the other pages of a session with any of these pages among their sources."""
-        numbers = mentions.events_of(self._db, segment.number, mentions.source_nodes(pages))
+        numbers = mentions.events_with_nodes(self._db, segment.number, mentions.source_nodes(pages))
         candidates = mentions.made_by(self._sealed.numbered(segment, numbers), pages)
         page_rows = self._sealed.read([(segment.number, page) for page in sorted(candidates)])
         return (page.id for _, (page, _) in page_rows if page.digest and not pages.isdisjoint(page.sources))
@@ -608,7 +608,9 @@ class Sqlite(StoreFile):
             stored_row = self._segment(segment)
             if stored_row is None:
                 return []
-            events = self._sealed.numbered(stored_row, mentions.events_of(self._db, segment, mentions.nodes_of(requested)))
+            events = self._sealed.numbered(
+                stored_row, mentions.events_with_nodes(self._db, segment, mentions.page_nodes(requested))
+            )
             return [event for event in events if not requested.isdisjoint((*event.pages, event.data.get("fold", 0)))]
 
     def _numbers(self, segment: int, after: int, act: Act, limit: int) -> list[int]:

@@ -15,7 +15,7 @@ import msgspec
 
 from kilburn.backends.connection import Row, by_segment, insert, listed, rows, rows_of_each
 from kilburn.backends.passages import TOKENIZER, add_name_parts, passages
-from kilburn.backends.ranked import DEPTH, RankedIndex, entry_of, length_class
+from kilburn.backends.ranked import DEPTH, RankedIndex, length_class, make_entry
 from kilburn.backends.slack import varint
 from kilburn.page import Span
 
@@ -63,7 +63,7 @@ def number_passages(
     ranges: dict[int, tuple[int, int]] = {}
     for page, page_passages in pages:
         for passage in page_passages:
-            number = entry_of(segment, passages_made + len(entries), length_class(passage.stop - passage.start))
+            number = make_entry(segment, passages_made + len(entries), length_class(passage.stop - passage.start))
             entries.append(IndexEntry(number, page, *passage))
             # Numbers descend.
             ranges[page] = number, ranges.get(page, (0, number))[1]

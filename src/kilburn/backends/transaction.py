@@ -14,7 +14,16 @@ from kilburn.backends import citations, histories, mentions
 from kilburn.backends.codec import pack
 from kilburn.backends.connection import insert, row, rows_of_each
 from kilburn.backends.contenttable import GIVE_UP, ContentTable, Packed, packed_texts, remove_unused, searchable_text
-from kilburn.backends.records import Memo, Quotations, concerns, record_of_event, record_of_page, scrub, seal_of, telling_words
+from kilburn.backends.records import (
+    Memo,
+    Quotations,
+    compute_seal,
+    concerns,
+    record_of_event,
+    record_of_page,
+    scrub,
+    telling_words,
+)
 from kilburn.backends.schema import FLAG
 from kilburn.backends.sealed import SealedRows, SegmentRow, seal_of_state
 from kilburn.backends.textindex import IndexEntry, PassageWords, TextIndex, number_passages, passage_words
@@ -22,7 +31,7 @@ from kilburn.backends.vectortable import VectorTable
 from kilburn.errors import StoreError, StoreStale
 from kilburn.event import Act, Event
 from kilburn.message import Kind
-from kilburn.page import Place, searchable, tombstone_of
+from kilburn.page import Place, make_tombstone, searchable
 
 SMALL_BATCH = 16
 """Pages that are prepared before the write lock is taken, at most."""
@@ -74,7 +83,7 @@ def prepared(batch: Batch) -> Prepared | StoreError:
             bodies=[record_of_event(event, memo) for event in batch.events],
             words=list(words) if is_small else words,
             unprepared=[number for number in dict.fromkeys(batch.index) if number not in new],
-            mentions=[(0, node, event.number) for event in batch.events for node in sorted(mentions.mentions_of(event, quoting))],
+            mentions=[(0, node, event.number) for event in batch.events for node in sorted(mentions.event_nodes(event, quoting))],
             checkpoint=pack(batch.checkpoint) if batch.checkpoint is not None else None,
         )
     except StoreError as error:
@@ -88,9 +97,9 @@ def sealed_in(segment: int, batch: Batch, work: Prepared | StoreError) -> Prepar
     pages: Iterable[tuple[object, ...]] = (
         (
             page.call if page.kind is Kind.CALL else None,
-            *stand_of(segment, page.id, batch.states.get(page.id) or State()),
+            *encode_state(segment, page.id, batch.states.get(page.id) or State()),
             record,
-            seal_of("page", segment, page.id, record),
+            compute_seal("page", segment, page.id, record),
         )
         for page, record in zip(batch.pages, work.records, strict=True)
     )
@@ -99,7 +108,7 @@ def sealed_in(segment: int, batch: Batch, work: Prepared | StoreError) -> Prepar
     events = []
     for event, body in zip(batch.events, work.bodies, strict=True):
         act = event.act.value
-        events.append((segment, event.number, act, body, seal_of("event", segment, event.number, act.encode(), body)))
+        events.append((segment, event.number, act, body, compute_seal("event", segment, event.number, act.encode(), body)))
     return work._replace(pages=pages, events=events, mentions=[(segment, *mention[1:]) for mention in work.mentions])
 
 
@@ -144,7 +153,7 @@ class BatchWriter:
             self._add_pages(batch, work.pages, contents, ranges)
         if citing:
             citations.add(
-                self._db, {citation for page in citing for citation in citations.citations_of(segment, stored_row.kind, page)}
+                self._db, {citation for page in citing for citation in citations.page_citations(segment, stored_row.kind, page)}
             )
         if entries:
             self._index.add(entries)
@@ -157,7 +166,7 @@ class BatchWriter:
         insert(self._db, "INSERT INTO event(segment, number, act, body, seal) VALUES(?, ?, ?, ?, ?)", work.events)
         insert(self._db, mentions.INSERT, work.mentions)
         if notes := [event for event in batch.events if event.act is Act.NOTE]:
-            histories.add_replies(self._db, self._tenant, segment, histories.replies_of(notes))
+            histories.add_replies(self._db, self._tenant, segment, histories.reply_rows(notes))
         if batch.replaced:
             self._replace_events(batch)
         if batch.above is not None:
@@ -260,7 +269,7 @@ class BatchWriter:
 
     def _keep_checkpoint(self, batch: Batch, size: int, codec: int, data: bytes) -> None:
         head = batch.head + len(batch.events)
-        seal = seal_of("checkpoint", self._segment, head, size, codec, data)
+        seal = compute_seal("checkpoint", self._segment, head, size, codec, data)
         self._db.execute("DELETE FROM checkpoint WHERE segment = ? AND (NOT forked OR head = ?)", (self._segment, head))
         self._db.execute(
             "INSERT INTO checkpoint(segment, head, size, codec, data, seal) VALUES(?, ?, ?, ?, ?, ?)",
@@ -280,10 +289,10 @@ class BatchWriter:
             page = self._sealed.page(self._segment, number, record, seal)
             words.update(telling_words(page))
             contents.update(row for row in (content, extra) if row is not None)
-            cited.update(citations.citations_of(self._segment, segment.kind, page))
-            cited.add(citations.mark_of(self._segment, number))
-            state, tombstone = stand_of(self._segment, number, State(Place.DROPPED)), record_of_page(tombstone_of(page))
-            blank.append((*state, tombstone, seal_of("page", self._segment, number, tombstone), self._segment, number))
+            cited.update(citations.page_citations(self._segment, segment.kind, page))
+            cited.add(citations.forgotten_mark(self._segment, number))
+            state, tombstone = encode_state(self._segment, number, State(Place.DROPPED)), record_of_page(make_tombstone(page))
+            blank.append((*state, tombstone, compute_seal("page", self._segment, number, tombstone), self._segment, number))
         citations.remove(self._db, cited)
         replies = histories.replies(self._db, self._segment)
         self._db.executemany(
@@ -298,7 +307,9 @@ class BatchWriter:
         remove_unused(self._db, contents)
         erased = {*batch.erase, *(page.id for page in batch.inherited)}
         blanked, quotations = [], Quotations(words)
-        for event in self._sealed.numbered(segment, mentions.events_of(self._db, self._segment, mentions.nodes_of(erased))):
+        for event in self._sealed.numbered(
+            segment, mentions.events_with_nodes(self._db, self._segment, mentions.page_nodes(erased))
+        ):
             if concerns(event, erased):
                 *_, body, seal = sealed_event(self._segment, scrub(event, quotations))
                 blanked.append((body, seal, self._segment, event.number))
@@ -323,7 +334,7 @@ def index_pages(
     return entries
 
 
-def stand_of(segment: int, page: int, state: State) -> tuple[str, int, float, float | None, bytes]:
+def encode_state(segment: int, page: int, state: State) -> tuple[str, int, float, float | None, bytes]:
     """Return the stored form of a page's state, with its seal. SQLite does not preserve a negative zero."""
     pinned, importance = int(state.pinned), float(state.importance) + 0.0
     until = None if state.until is None else float(state.until) + 0.0
@@ -334,19 +345,19 @@ def set_states(db: apsw.Connection, segment: int, states: Mapping[int, State]) -
     """Write the states of pages."""
     db.executemany(
         "UPDATE page SET place = ?, pinned = ?, importance = ?, valid_until = ?, state_seal = ? WHERE segment = ? AND id = ?",
-        [(*stand_of(segment, page, state), segment, page) for page, state in states.items()],
+        [(*encode_state(segment, page, state), segment, page) for page, state in states.items()],
     )
 
 
 def sealed_event(segment: int, event: Event, memo: Memo | None = None) -> tuple[int, int, str, bytes, bytes]:
     """Return the row of an event."""
     body, act = record_of_event(event, memo), event.act.value
-    return segment, event.number, act, body, seal_of("event", segment, event.number, act.encode(), body)
+    return segment, event.number, act, body, compute_seal("event", segment, event.number, act.encode(), body)
 
 
 def set_counters(db: apsw.Connection, segment: int, counters: tuple[float, int, int, int, int, int]) -> None:
     """Write a session's counters: time of last use, head, pages, tokens, passages, characters."""
-    seal = seal_of("counters", segment, *counters)
+    seal = compute_seal("counters", segment, *counters)
     db.execute(
         "UPDATE segment SET used = ?, head = ?, pages = ?, tokens = ?, passages = ?, characters = ?, counters_seal = ?"
         " WHERE id = ?",

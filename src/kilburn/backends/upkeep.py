@@ -32,7 +32,7 @@ from kilburn.backends.findings import (
     wrong_segments,
     wrong_setting,
 )
-from kilburn.backends.records import UNREADABLE, seal_of
+from kilburn.backends.records import UNREADABLE, compute_seal
 from kilburn.backends.repair import OF_NO_SESSION, content_row, is_fork_note, quarantine_session, rebuild, stored_events
 from kilburn.backends.sealed import SealedRows, SegmentRow
 from kilburn.backends.sqlite import Sqlite
@@ -121,7 +121,7 @@ def _sessions(db: apsw.Connection, sealed: SealedRows, tenant: int, segments: li
     if tenant_row is not None and tenant_row[0] != len(segments):
         yield Finding(kind="session", what=f"{len(segments)} sessions are here where {tenant_row[0]} were made", derived=True)
     for number, name, seal in rows(db, "SELECT id, CAST(name AS BLOB), seal FROM tenant NOT INDEXED"):
-        if seal != seal_of("tenant", number, name):
+        if seal != compute_seal("tenant", number, name):
             yield Finding(kind="session", what=f"the row of tenant {number} is not what was written")
     for name, value, seal in rows(db, "SELECT name, value, seal FROM setting WHERE tenant = ?", tenant):
         yield from wrong_setting(tenant, name, value, seal)

@@ -12,8 +12,8 @@ import apsw
 
 from kilburn.backend import Vector
 from kilburn.backends.connection import listed, row, rows, rows_of_each
-from kilburn.backends.ranked import entry_of, number_of
-from kilburn.backends.records import seal_of
+from kilburn.backends.ranked import make_entry, passage_number
+from kilburn.backends.records import compute_seal
 from kilburn.errors import StoreError
 
 
@@ -29,7 +29,7 @@ class VectorTable:
         return embedder_row[0] if embedder_row else 0
 
     def _seal(self, name: str, entry: int, data: bytes) -> bytes:
-        return seal_of("vector", self._tenant, name, entry, data)
+        return compute_seal("vector", self._tenant, name, entry, data)
 
     def names(self) -> list[str]:
         """Return the embedders in the order of their first vectors."""
@@ -61,7 +61,7 @@ class VectorTable:
             "SELECT id, page, start, stop FROM passage WHERE id BETWEEN ? AND ?"
             " AND NOT EXISTS(SELECT 1 FROM vector WHERE entry = passage.id AND embedder = ?) ORDER BY id DESC LIMIT ?"
         )
-        return rows(self._db, select, segment << 32, entry_of(segment, count, 15), embedder, limit)
+        return rows(self._db, select, segment << 32, make_entry(segment, count, 15), embedder, limit)
 
     def keep(self, name: str, vectors: Sequence[tuple[int, bytes]]) -> None:
         """Store vectors. Those of missing passages are left out.
@@ -100,7 +100,7 @@ class VectorTable:
         count = progress[0] if progress else 0
         waiting = self._without(embedder, segment, count, 1)
         if waiting:
-            count = number_of(waiting[0][0])
+            count = passage_number(waiting[0][0])
         else:
             ((count,),) = rows(self._db, "SELECT passages FROM segment WHERE id = ?", segment)
         insert = (
@@ -145,7 +145,7 @@ class VectorTable:
         )
         for embedder, name, segment, count in rows(self._db, select, self._tenant):
             waiting = self._without(embedder, segment, 0, 1)
-            if waiting and number_of(waiting[0][0]) < count:
+            if waiting and passage_number(waiting[0][0]) < count:
                 yield segment, name
 
     def clean(self) -> None:

@@ -29,7 +29,7 @@ from kilburn.move import Drop, Retire
 from kilburn.page import Page, Place, address_of, parse_address
 from kilburn.terminal import line
 from kilburn.wire.form import check_fit, dump, parse
-from kilburn.wire.recording import Names, RecordedRun, SharedBeginning, is_run, run_of, shared_beginning
+from kilburn.wire.recording import Names, RecordedRun, SharedBeginning, is_run, parse_run, shared_beginning
 
 VERSION = 1
 
@@ -268,7 +268,7 @@ def gather(lines: Iterator[tuple[str, dict[str, Any]]], default_name: str, name:
             sessions.append(_header(where, value, name))
             whole = False
         elif is_run(value) or (whole and "role" not in value):
-            sessions.append(_recorded(run_of(value, where, default_name), names, where, name))
+            sessions.append(_recorded(parse_run(value, where, default_name), names, where, name))
             whole = True
         elif whole:
             sessions.append(ArchivedSession(name=name or names.given(_name(where, default_name))))

@@ -16,13 +16,13 @@ import kilburn
 from kilburn.agents.loop import MAX_CALLS, MAX_SECONDS, MAX_TOKENS, UNLIMITED, Called, Limits, Returned
 from kilburn.budget import Budget
 from kilburn.cli.access import WIDE, Advanced, Options, with_options
-from kilburn.cli.model_loading import CONNECT, closing_model, detected_model, model_of, open_for_agent
+from kilburn.cli.model_loading import CONNECT, closing_model, detected_model, open_for_agent, open_model
 from kilburn.cli.screen import Done, count, many, progress
 from kilburn.cli.shell import Db, Json, Tenant, app
 from kilburn.errors import ModelError, SpecError
 from kilburn.models.weights import catalogue
 from kilburn.opening import Store
-from kilburn.prices import prices_of
+from kilburn.prices import find_prices
 from kilburn.recursion.answer import AnswerOutcome, SubCalled
 from kilburn.recursion.rlm import RecursiveModel, RecursiveResult, replay, resume
 from kilburn.recursion.variable import Source, read_files
@@ -146,10 +146,10 @@ def ask(options: AskOptions) -> None:
     spec = None if options.recorded else _coder(options.model)
     source = _source(options.files or [])
     with ExitStack() as stack:
-        root = stack.enter_context(closing_model(model_of(spec)))
+        root = stack.enter_context(closing_model(open_model(spec)))
         if spec is not None:
             _check_size(root.name, getattr(root, "parameters", 0))
-        sub = stack.enter_context(closing_model(None if options.recorded else model_of(options.sub_model or None)))
+        sub = stack.enter_context(closing_model(None if options.recorded else open_model(options.sub_model or None)))
         store = stack.enter_context(
             open_for_agent(
                 options.db, options.tenant, root, window=options.window, policy=options.policy, reply=options.reply or 1024
@@ -196,7 +196,7 @@ def _limits(options: AskOptions) -> dict[str, Any]:
     if options.no_limits:
         limits = {name: getattr(UNLIMITED, name) for name in LIMITS} | limits
     if options.prices or not options.goes_on:
-        limits["prices"] = prices_of(options.prices or "hosted")
+        limits["prices"] = find_prices(options.prices or "hosted")
     return limits
 
 

@@ -55,7 +55,7 @@ def copy_store(
             report(completed, total, step)
 
         origin = existing(source, advice="give the store to be copied as SRC")
-        result = kilburn.copy(origin, target, tenant=tenant or "default", to=to, note=note, told=copied)
+        result = kilburn.copy(origin, target, tenant=tenant or "default", to=to, note=note, progress=copied)
     for name, why in result.left:
         say(line(f"kilburn: not copied: {name}: {why}"))
     if json:

@@ -45,7 +45,9 @@ def dashboard(
     db: Db = None,
     tenant: Tenant = None,
 ) -> None:
-    """Show sessions in a browser: what left each window, why, at which price, and how to get it back. The store is only read.
+    """Show sessions in a browser: what left each window, why, at which price, and how to get it back.
+
+    Without --write, the store is only read.
 
     The dashboard listens only on this machine, and has no keys: anybody who can connect to this machine's ports can read the
     store, and with --write change it.

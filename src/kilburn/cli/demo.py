@@ -17,7 +17,7 @@ import typer
 from typer import Option
 
 from kilburn.cli.access import Advanced
-from kilburn.cli.model_loading import closing_model, model_of
+from kilburn.cli.model_loading import closing_model, open_model
 from kilburn.cli.screen import Done, progress, table
 from kilburn.cli.shell import Json, app
 from kilburn.demo.job import ENOUGH, DemoPlan, JobResult, Report, perform
@@ -85,7 +85,7 @@ def demo(
         enough=None if full else ENOUGH,
     )
     with _progress() as report:
-        writer = model_of(model, lambda name, completed, total: report("fetch", completed, total, f"bytes of {name}"))
+        writer = open_model(model, lambda name, completed, total: report("fetch", completed, total, f"bytes of {name}"))
         with closing_model(writer):
             results = perform(plan, writer, report)
     if json:
@@ -206,7 +206,7 @@ def _print(text: str = "", style: str | None = None) -> None:
     console().print(text, style=style, soft_wrap=True)
 
 
-def _short(text: str, limit: int = 150) -> str:
-    """Return a text on one line, with single blanks, shortened to `limit` characters."""
+def _short(text: str) -> str:
+    """Return a text on one line, with single blanks, shortened to 150 characters."""
     flat = " ".join(text.split())
-    return flat if len(flat) <= limit else f"{flat[: limit - 1]}…"
+    return flat if len(flat) <= 150 else f"{flat[:149]}…"

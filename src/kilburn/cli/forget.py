@@ -64,7 +64,8 @@ def forget(
     tenant: Tenant = None,
     json: Json = False,
 ) -> None:
-    """Forget pages for ever, with their folds, facts and index entries. Prints a receipt for every place.
+    """Forget pages for ever, with their folds, facts and index entries. Prints one receipt: the pages, a count for each
+    place, and what is not reached. The store does not keep it.
 
     Give a session and an address, or one of the options. Everything derived from the pages is forgotten, too, in every session
     and memory.

@@ -15,7 +15,7 @@ from typer import Argument, Option
 
 from kilburn.backend import Backend, Batch, Finding, SegmentInfo, State
 from kilburn.backends.anchor import Anchor
-from kilburn.backends.places import anchor_of, is_url, open_backend, shown
+from kilburn.backends.places import is_url, open_backend, place_anchor, shown
 from kilburn.backends.sealed import QUARANTINED
 from kilburn.backends.sqlite import Sqlite
 from kilburn.backends.upkeep import inspect_store, quarantine_segment, repair_store
@@ -88,7 +88,7 @@ def fsck(
     try:
         with closing(_opened(path, tenant or "default", repair=repair)) as backend:
             names = {info.number: info.name for info in backend.segments() if info.number}
-            anchor = anchor_of(path, tenant or "default")
+            anchor = place_anchor(path, tenant or "default")
             findings = remaining = _check(backend, anchor)
             if repair and findings and isinstance(backend, Sqlite):
                 remaining = _repair(backend, findings, anchor)

@@ -13,7 +13,7 @@ from kilburn.cli.access import StorePlace, embed, with_agent_counter, with_optio
 from kilburn.cli.commands import command_group
 from kilburn.cli.forget import carry_out
 from kilburn.cli.memories import RedactSecrets, secrets_mode
-from kilburn.cli.model_loading import closing_model, model_of
+from kilburn.cli.model_loading import closing_model, open_model
 from kilburn.cli.screen import count, many, progress
 from kilburn.cli.session import SessionName
 from kilburn.cli.shell import Why, Yes
@@ -48,7 +48,7 @@ def learn(
         kilburn guidelines learn session-1
     """
     screening = secrets_mode(secrets, "redact")
-    with closing_model(model_of(model)) as writer, where.writing() as opened:
+    with closing_model(open_model(model)) as writer, where.writing() as opened:
         store = with_agent_counter(opened, name)
         with progress(f"learning from {name}"):
             session = store.session(name)
@@ -89,7 +89,7 @@ def unalign(
         kilburn guidelines unalign monday p1 --yes
     """
     screening = secrets_mode(secrets, "redact")
-    with closing_model(model_of(model)) as writer, where.writing() as opened:
+    with closing_model(open_model(model)) as writer, where.writing() as opened:
         store = with_agent_counter(opened, name)
         session = store.session(name)
         collection = Guidelines(store, session.info.user if user is None else user)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 from typer import Argument, Option
 
-from kilburn.backends.places import is_url, name_of
+from kilburn.backends.places import canonical_name, is_url
 from kilburn.cli.commands import command_group
 from kilburn.cli.screen import table
 from kilburn.cli.shell import Json, Tenant
@@ -70,7 +70,8 @@ def add(
     if json:
         emit({"key": secret, **_row(added)})
         return
-    say(f"key {added.name} opens tenant {added.tenant}; it is shown only now, and {_shown(file)} contains its hash")
+    place = canonical_name(file) if is_url(file) else file
+    say(f"key {added.name} opens tenant {added.tenant}; it is shown only now, and {place} contains its hash")
     tell(secret)
 
 
@@ -109,11 +110,6 @@ def revoke(
         emit(_row(key))
         return
     tell(f"key {key.name} of tenant {key.tenant} is revoked")
-
-
-def _shown(file: str) -> str:
-    """Return the place of the keys without a password."""
-    return name_of(file) if is_url(file) else file
 
 
 def _row(key: Key) -> dict[str, Any]:

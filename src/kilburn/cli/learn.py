@@ -10,7 +10,7 @@ from typer import Option
 
 from kilburn.cli.access import embed, existing, with_agent_counter, writing
 from kilburn.cli.memories import Evict, RedactSecrets, secrets_mode
-from kilburn.cli.model_loading import closing_model, model_of
+from kilburn.cli.model_loading import closing_model, open_model
 from kilburn.cli.screen import many, progress
 from kilburn.cli.session import SessionName
 from kilburn.cli.shell import Db, Json, Tenant, app
@@ -56,7 +56,7 @@ def learn(
     """
     screening = secrets_mode(secrets, "redact")
     quota = Quota(facts=quota_facts, evict=evict) if quota_facts is not None else None
-    with closing_model(model_of(model)) as speaker, writing(existing(db), tenant) as opened:
+    with closing_model(open_model(model)) as speaker, writing(existing(db), tenant) as opened:
         store = with_agent_counter(opened, name)
         with progress(f"learning from {name}"):
             session = store.session(name)

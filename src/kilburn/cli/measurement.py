@@ -108,7 +108,7 @@ def _texts(message: dict[str, Any], counter: Counter) -> list[int]:
     costs = []
     content = message.get("content")
     for block in content if isinstance(content, list) else [{"type": "text", "text": content}]:
-        url = _image_of(block)
+        url = _image_url(block)
         costs.append(image_cost(counter, url) if url else sum(map(counter.count, _spoken(block))))
     for call in message.get("tool_calls") or ():
         costs.append(sum(map(counter.count, _spoken(call))))
@@ -126,7 +126,7 @@ def _spoken(block: Any) -> list[str]:
     return [f"{block['id']} {inner['name']}", *_strings(rest)]
 
 
-def _image_of(block: Any) -> str:
+def _image_url(block: Any) -> str:
     inner = block.get("image_url") if isinstance(block, dict) else None
     return str(inner.get("url", "")) if isinstance(inner, dict) else ""
 
@@ -148,9 +148,9 @@ def lost_bytes(session: Session, run: RecordedRun) -> int:
     Pass a newly opened session, because the one that appended the run has cached texts.
     """
     lost = 0
-    for original, stored in zip(run.messages, chain(session.contents.messages(), repeat(None)), strict=False):
+    for original, stored_message in zip(run.messages, chain(session.contents.messages(), repeat(None)), strict=False):
         encoded = msgspec.json.encode(original)
-        if stored is None or msgspec.json.encode(stored) != encoded:
+        if stored_message is None or msgspec.json.encode(stored_message) != encoded:
             lost += len(encoded)
     parts = [part.text for message in run.messages for parsed in parse(message) for part in parsed.parts]
     recalled = session.recall(f"p1-p{session.window.last}").parts if parts else ()

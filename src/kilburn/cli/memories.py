@@ -250,7 +250,7 @@ def _card(row: dict[str, Any]) -> str:
 
 @memories.command("state")
 @with_options
-def state_of(user: OnlyUser = None, *, where: StorePlace) -> None:
+def show_state(user: OnlyUser = None, *, where: StorePlace) -> None:
     """Show how far each policy has learned, and the exchanges that wait for a retry. Each row is a session and a policy.
 
     Example:
@@ -278,7 +278,7 @@ def state_of(user: OnlyUser = None, *, where: StorePlace) -> None:
 
 @memories.command("history")
 @with_options
-def history_of(address: Fact, user: User = "", *, where: StorePlace) -> None:
+def show_history(address: Fact, user: User = "", *, where: StorePlace) -> None:
     """Show the history of a fact: the facts that it superseded, those that superseded it, and all events of them.
 
     Example:

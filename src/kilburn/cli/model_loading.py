@@ -47,12 +47,12 @@ def detected_model() -> str | None:
 
 
 def load_model(spec: str) -> Any:
-    """Load the model of a spec; see `model_of`. A missing file is downloaded first, with a progress bar."""
+    """Load the model of a spec; see `open_model`. A missing file is downloaded first, with a progress bar."""
     with progress(spec, unit="bytes") as report:
-        return model_of(spec, lambda _, have, total: report(have, total or None))
+        return open_model(spec, lambda _, have, total: report(have, total or None))
 
 
-def model_of(spec: str | None, fetch: Progress | None = None) -> Any:
+def open_model(spec: str | None, fetch: Progress | None = None) -> Any:
     """Load the model of a spec, a name of the catalogue, an `hf:` name or a GGUF file; None for "none".
 
     Args:

@@ -35,10 +35,6 @@ Name = Annotated[
     str, Argument(metavar="NAME", help="The name of a note in `notes list`, such as core/human.", show_default=False)
 ]
 Version = Annotated[str, Option(metavar="ADDRESS", help="Print this version of `notes history`: p1, f3.")]
-Expected = Annotated[
-    str | None,
-    Option("--seen", metavar="DIGEST", help="Change the note only if its text has this digest, which --json prints."),
-]
 Folder = Annotated[Path, Argument(metavar="FOLDER", help="A folder with a Markdown file for each note.", show_default=False)]
 
 
@@ -140,8 +136,6 @@ def write(
         str | None, Argument(metavar="TEXT", help="The text of the note; by default, standard input is read.", show_default=False)
     ] = None,
     user: Owner = "",
-    expected: Expected = None,
-    new: Annotated[bool, Option("--new", help="Write the note only if there is none of this name.")] = False,
     anew: Annotated[bool, Option("--anew", help="Do not treat the former text as a source of the new one.")] = False,
     secrets: RefuseSecrets = None,
     why: Why = "",
@@ -156,11 +150,9 @@ def write(
 
         kilburn notes write core/human "Ana drinks coffee." --user ana --anew
     """
-    if new and expected is not None:
-        raise SpecError("--new with --seen", advice="give one of the two")
-    content, digest = text if text is not None else _input(), "" if new else expected
+    content = text if text is not None else _input()
     with where.writing(new=True) as store:
-        note = store.notes(user).write(name, content, seen=digest, anew=anew, secrets=secrets_mode(secrets), why=why)
+        note = store.notes(user).write(name, content, anew=anew, secrets=secrets_mode(secrets), why=why)
         _show(note, "written", where.json)
         embed(store)
 
@@ -179,7 +171,6 @@ def rename(
     name: Name,
     to: Annotated[str, Argument(metavar="NAME", help="The new name.", show_default=False)],
     user: Owner = "",
-    expected: Expected = None,
     why: Why = "",
     *,
     where: StorePlace,
@@ -191,12 +182,12 @@ def rename(
         kilburn notes rename workflows/release workflows/ship --user ana
     """
     with where.writing() as store:
-        _show(_notes(store, user).rename(name, to, seen=expected, why=why), "renamed", where.json)
+        _show(_notes(store, user).rename(name, to, why=why), "renamed", where.json)
 
 
 @notes.command("delete")
 @with_options
-def delete(name: Name, user: Owner = "", expected: Expected = None, why: Why = "", *, where: StorePlace) -> None:
+def delete(name: Name, user: Owner = "", why: Why = "", *, where: StorePlace) -> None:
     """Delete a note. Its versions stay readable, and `restore` brings them back; `forget` erases them.
 
     Example:
@@ -204,7 +195,7 @@ def delete(name: Name, user: Owner = "", expected: Expected = None, why: Why = "
         kilburn notes delete workflows/release --user ana
     """
     with where.writing() as store:
-        _show(_notes(store, user).delete(name, seen=expected, why=why), "deleted", where.json)
+        _show(_notes(store, user).delete(name, why=why), "deleted", where.json)
 
 
 @notes.command("history")

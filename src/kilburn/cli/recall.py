@@ -119,13 +119,9 @@ def search(
 
 def _facts(hit: Found) -> str:
     """Describe a hit in one line: its origin, age, place, validity, tokens and score."""
-    parts = [hit.origin if hit.speaker is None else f"{hit.origin} {hit.speaker}", _ago(hit.age)]
+    parts = [hit.origin if hit.speaker is None else f"{hit.origin} {hit.speaker}", f"{age(0.0, hit.age)} ago"]
     if not hit.session.startswith((MEMORY, DOCUMENT, NOTES)):  # collections have no window, so their pages are always out
         parts.append(str(hit.where))
     if hit.until is not None:
         parts.append(f"until {when(hit.until)}")
     return ", ".join([*parts, f"{count(hit.tokens)} tokens", f"score {hit.score:.2f}"])
-
-
-def _ago(seconds: float) -> str:
-    return f"{age(0.0, seconds)} ago"

@@ -13,6 +13,8 @@ from kilburn.cli.access import StorePlace, session, with_options
 from kilburn.cli.screen import address_list, many, table
 from kilburn.cli.session import SessionName
 from kilburn.cli.shell import app
+from kilburn.effect import Outcome
+from kilburn.errors import SpecError
 from kilburn.kernel.receipts import Receipt
 from kilburn.kernel.session import Session
 from kilburn.page import parse_address
@@ -30,15 +32,17 @@ def receipts(
         str | None, Argument(metavar="ADDRESS", help="List only receipts of these pages: p17, p17-p42 or f3.", show_default=False)
     ] = None,
     outcome: Annotated[
-        str | None, Option(metavar="WORD", help="List only receipts with this outcome: done, failed, no progress ...")
+        str | None, Option(metavar="WORD", help=f"List only receipts with this outcome: {', '.join(Outcome)}.")
     ] = None,
     last: Annotated[int | None, Option(min=1, help="List only this many of the newest receipts.")] = None,
     *,
     where: StorePlace,
 ) -> None:
-    """List compactions: the evicted pages, the reason, the policy and the outcome of each.
+    """List what compactions, the kernel (policy kernel) and changes by hand (policy user) moved: pages, reason, policy, outcome.
+    A forget is not among them: it prints its own receipt.
 
-    `kilburn recall` returns the whole text of every address under "left".
+    "freed" has the tokens by which the window shrank; it is negative where the window grew. `kilburn recall` returns the whole
+    text of every address under "left".
 
     Examples:
 
@@ -53,6 +57,9 @@ def receipts(
             _check(opened, address)
             chosen = [receipt for receipt in chosen if _concerns(receipt, address)]
     if outcome is not None:
+        # Another version's words are known if a receipt has them.
+        if outcome not in {*Outcome, *(receipt.outcome for receipt in chosen)}:
+            raise SpecError(f"no outcome {outcome[:80]!r}", advice=f"give one of: {', '.join(Outcome)}")
         chosen = [receipt for receipt in chosen if receipt.outcome == outcome]
     chosen = chosen[-last:] if last else chosen
     if where.json:
@@ -71,7 +78,7 @@ def _check(session: Session, address: str) -> None:
 
 def _concerns(receipt: Receipt, address: str) -> bool:
     first, last = parse_address(address)
-    ranges = map(parse_address, (*receipt.left, *receipt.folds, *receipt.back))
+    ranges = map(parse_address, (*receipt.left, *receipt.folds, *receipt.brought, *receipt.back))
     return any(start <= last and first <= end for start, end in ranges)
 
 
@@ -84,21 +91,28 @@ def _card(name: str, receipt: Receipt) -> dict[str, object]:
 def _row(receipt: Receipt) -> tuple[Any, ...]:
     why = receipt.why
     if receipt.asked:
-        why += f"{'; ' if why else ''}the model: {', '.join(receipt.asked)}"
+        why += f"{'; ' if why else ''}{_answers(receipt.asked)}"
     figures = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in receipt.figures.items())
-    back = f"back: {address_list(receipt.back, MAX_ADDRESSES)}" if receipt.back else ""
+    groups = {"": receipt.folds, "copy: ": receipt.brought, "back: ": receipt.back}
+    places = [f"{title}{address_list(addresses, MAX_ADDRESSES)}" for title, addresses in groups.items() if addresses]
     return (
         receipt.turn,
         receipt.outcome,
         receipt.policy,
-        receipt.freed,
+        receipt.freed or -receipt.added,
         address_list(receipt.left, MAX_ADDRESSES),
-        address_list(receipt.folds, MAX_ADDRESSES) or back,
+        "; ".join(places),
         f"{why} ({figures})" if figures else why,
     )
 
 
+def _answers(outcomes: Sequence[str]) -> str:
+    """Return the outcomes of the model's answers, in words."""
+    answers = [outcome for outcome in outcomes if outcome != Outcome.NO_MODEL]
+    return f"the model: {', '.join(answers)}" if answers else "there was no model to ask"
+
+
 def _footer(name: str, receipts: Sequence[Receipt]) -> str:
-    example = next((receipt.left[0] for receipt in reversed(receipts) if receipt.left), None)
+    example = next((receipt.left[-1] for receipt in reversed(receipts) if receipt.left), None)
     total = f"{many(len(receipts), 'receipt')}, {many(sum(receipt.freed for receipt in receipts), 'token')} freed"
     return total + (f"; to get text back: kilburn recall {line(shlex.quote(name))} {example}" if example else "")

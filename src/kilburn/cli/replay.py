@@ -13,7 +13,7 @@ import kilburn
 from kilburn.budget import Budget
 from kilburn.cli.access import WIDE
 from kilburn.cli.measurement import Measured, Total, add_up, lost_bytes, stream
-from kilburn.cli.model_loading import closing_model, model_of
+from kilburn.cli.model_loading import closing_model, open_model
 from kilburn.cli.screen import count, progress, table
 from kilburn.cli.shell import Json, Tenant, app
 from kilburn.errors import KilburnError, SpecError, WireError
@@ -71,7 +71,7 @@ def replay(
     """
     runs = _runs(source, limit, form)
     with (
-        closing_model(model_of(model)) as speaker,
+        closing_model(open_model(model)) as speaker,
         kilburn.open(
             db or ":memory:",
             window=window,

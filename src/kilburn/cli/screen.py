@@ -45,9 +45,9 @@ def terminal_width() -> int | None:
     return shutil.get_terminal_size().columns if bounded else None
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str = "", less: Sequence[str] = ()) -> None:
+def table(heads: Sequence[str], rows: Iterable[Sequence[Any]], *, less: Sequence[str] = ()) -> None:
     """Print a table that fits the terminal; see `grid`."""
-    tell_lines(grid(heads, rows, title=title, width=terminal_width(), less=less))
+    tell_lines(grid(heads, rows, width=terminal_width(), less=less))
 
 
 NUMBER = re.compile(r"[+-]?[\d.,]+[kMG%]?|-")

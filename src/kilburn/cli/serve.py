@@ -35,7 +35,7 @@ from kilburn.gateway.limits import check_listening, parse_limits
 from kilburn.gateway.logs import Log
 from kilburn.gateway.problems import has_openai_api
 from kilburn.model import takes_tools
-from kilburn.prices import prices_of
+from kilburn.prices import find_prices
 from kilburn.search.choice import usual_embedder
 from kilburn.terminal import say
 from kilburn.tokens.choice import counter_for
@@ -290,7 +290,7 @@ def _settings(gateway: Any, options: ServeOptions) -> Any:
         hosts=(*LOOPBACK, options.host, *(options.allow_host or ())),
         origins=tuple(options.allow_origin or ()),
         limits=parse_limits(options.limit or [], keyed=options.keys is not None),
-        prices=prices_of(options.prices or price_table),
+        prices=find_prices(options.prices or price_table),
         log=Log(open_log(options.log)),
         contents=options.contents,
         fail=options.fail,

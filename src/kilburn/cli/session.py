@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 from typer import Argument, Option
 
-from kilburn.backend import SegmentInfo, State, root_of
+from kilburn.backend import SegmentInfo, State, root_name
 from kilburn.cli.access import open_session, reading, session
 from kilburn.cli.screen import count, progress, table
 from kilburn.cli.shell import Db, Json, Tenant, app
@@ -37,7 +37,7 @@ def newest_forks(infos: Sequence[SegmentInfo]) -> tuple[list[SegmentInfo], Count
     """Return the most recently used forks of each session, and the numbers of omitted forks by the session's name."""
     families: dict[str, list[SegmentInfo]] = {}
     for info in sorted(infos, key=lambda info: -info.used):
-        families.setdefault(root_of(info.name), []).append(info)
+        families.setdefault(root_name(info.name), []).append(info)
     omitted = Counter({root: len(family) - MAX_FORKS for root, family in families.items() if len(family) > MAX_FORKS})
     numbers = {info.number for family in families.values() for info in family[:MAX_FORKS]}
     return [info for info in infos if info.number in numbers or info.damaged], omitted

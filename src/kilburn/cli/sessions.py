@@ -14,7 +14,7 @@ from kilburn.cli.moments import seconds, when
 from kilburn.cli.screen import count, many, progress
 from kilburn.cli.shell import Yes
 from kilburn.errors import SpecError
-from kilburn.jobs.ending import Expired, TimeToLive, expire, keep_rule, kept_receipts, rule_of
+from kilburn.jobs.ending import Expired, TimeToLive, expire, keep_rule, kept_receipts, read_rule
 from kilburn.terminal import emit, line, say, tell
 
 sessions = command_group("sessions")
@@ -53,7 +53,7 @@ def expire_sessions(
         raise SpecError("expire takes --older-than with --archive or --forget, or the rule", advice="give both, or none")
     # First only read: a session that is opened for writing is counted again, by this program's tokenizer.
     with where.reading() as store:
-        rule = rule_of(store.backend)
+        rule = read_rule(store.backend)
         if older is not None:
             age = seconds(older, "--older-than")
             rule = TimeToLive(archive=age) if archive else TimeToLive(forget=age)
@@ -123,7 +123,7 @@ def rule(
         raise SpecError("--never with a time", advice="give one of them")
     if not never and not seconds_by_name:
         with where.reading() as store:
-            current = rule_of(store.backend)
+            current = read_rule(store.backend)
     else:
         current = None if never else TimeToLive(**seconds_by_name)
         with where.writing() as store:

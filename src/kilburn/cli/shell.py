@@ -183,7 +183,7 @@ def _run(arguments: list[str], commands: typer.Typer, name: str) -> int:
         if _wants_debug(arguments):
             say(traceback.format_exc())
         status = 2 if isinstance(error, USAGE) and not isinstance(error, Forgotten) else 1
-        return _fail(arguments, error, f"{name}: {' '.join(_words_of(error).split())}", status)
+        return _fail(arguments, error, f"{name}: {' '.join(_describe(error).split())}", status)
     except Exception as error:
         if not _wants_json(arguments):
             raise
@@ -202,7 +202,7 @@ def _fail(arguments: list[str], error: BaseException, words: str, status: int) -
 
 def described(error: BaseException) -> dict[str, str]:
     """Describe an error for a program: its type, boundary, message and advice; "" if unknown."""
-    message, advice, boundary = _message_of(error), _advice_of(error), ""
+    message, advice, boundary = _format_message(error), _find_advice(error), ""
     if isinstance(error, KilburnError):
         boundary = error.boundary
     elif isinstance(error, ParserError):
@@ -214,7 +214,7 @@ def described(error: BaseException) -> dict[str, str]:
     return {"type": type(error).__name__, "boundary": boundary, "message": message, "advice": advice}
 
 
-def _message_of(error: BaseException) -> str:
+def _format_message(error: BaseException) -> str:
     if isinstance(error, ParserError):
         return str(error.format_message())
     if isinstance(error, KilburnError):
@@ -235,12 +235,12 @@ def _wants_debug(arguments: list[str]) -> bool:
     return "--debug" in arguments[:verb] or bool(os.environ.get("KILBURN_DEBUG"))
 
 
-def _advice_of(error: BaseException) -> str:
+def _find_advice(error: BaseException) -> str:
     return error.advice if isinstance(error, KilburnError) else NEXT.get(getattr(error, "errno", None) or 0, "")
 
 
-def _words_of(error: BaseException) -> str:
-    return ": ".join(filter(None, (_message_of(error), _advice_of(error))))
+def _describe(error: BaseException) -> str:
+    return ": ".join(filter(None, (_format_message(error), _find_advice(error))))
 
 
 def _hush() -> None:

@@ -47,8 +47,8 @@ class Shipment(NamedTuple):
     reply: int | None
 
 
-def shipments(backend: Backend, counter: Counter, wanted: str, session: str | None = None) -> Iterator[Shipment]:
-    """The prompts of a request, by any of its ids, oldest first in each session.
+def shipments(backend: Backend, counter: Counter, request_id: str, session: str | None = None) -> Iterator[Shipment]:
+    """Yield the prompts of a request, found by any of its ids, oldest first in each session.
 
     Args:
         session: only of this one; None looks into the ledger of each session of the tenant.
@@ -60,43 +60,43 @@ def shipments(backend: Backend, counter: Counter, wanted: str, session: str | No
         for event in backend.events(info.number, act=Act.SHIP):
             request = event.data.get("request")
             # Another program may have written anything.
-            if isinstance(request, dict) and wanted in request.values():
+            if isinstance(request, dict) and request_id in request.values():
                 yield _shipment(backend, counter, info, event, names)
 
 
 def _shipment(backend: Backend, counter: Counter, info: SegmentInfo, ship: Event, names: dict[int, str]) -> Shipment:
     turn, until = ship.turn, ship.number
-    if is_count(then := ship.data.get("turn")):
+    if is_count(asked_turn := ship.data.get("turn")):
         # A request that was asked again is answered from the session as it was then.
-        turn, until = then, last_of(backend, info.number, then, ship.number)
+        turn, until = asked_turn, last_of(backend, info.number, asked_turn, ship.number)
     rebuilt = rebuild(backend, info, counter, until=until)
     window, owner = rebuilt.window, rebuilt.lineage.owner
-    shown = [page for _, page, instead in items(window) if page is not None and not instead]
-    now = backend.read((owner(page.id), page.id) for page in shown)
-    gone = sum(1 for _, state in now.values() if state.at is Place.DROPPED)
+    visible = [page for _, page, instead in items(window) if page is not None and not instead]
+    rows = backend.read((owner(page.id), page.id) for page in visible)
+    forgotten = sum(1 for _, state in rows.values() if state.at is Place.DROPPED)
     out = [page.id for page in window.pages.originals() if window.at(page.id) in (Place.OUT, Place.STUB, Place.FOLDED)]
     usage, cites = _after(backend, info.number, ship.number)
-    told = {name: value if is_count(value := usage.get(name)) else None for name in ("prompt", "cached", "reply")}
+    counts = {name: value if is_count(value := usage.get(name)) else None for name in ("prompt", "cached", "reply")}
     beside = [f"{names.get(number, number)} {address_of(page)}" for number, page in cites if number != info.number]
-    own = [address_of(page) for number, page in cites if number == info.number]
+    own_cites = [address_of(page) for number, page in cites if number == info.number]
     return Shipment(
         session=info.name,
         turn=turn,
         event=ship.number,
         time=ship.time,
         request={str(name): str(value) for name, value in ship.data["request"].items()},
-        pages=ranges(page.id for page in shown),
+        pages=ranges(page.id for page in visible),
         out=ranges(out),
-        beside=(*own, *beside),
-        forgotten=gone,
+        beside=(*own_cites, *beside),
+        forgotten=forgotten,
         tokens=ship.tokens,
         again=again if is_count(again := ship.data.get("again")) else 0,
-        **told,
+        **counts,
     )
 
 
 def _after(backend: Backend, number: int, ship: int) -> tuple[dict[str, object], list[tuple[int, int]]]:
-    """What the provider told of a prompt, and the pages that its reply cites."""
+    """Return the usage that the provider reported for a prompt, and the pages that its reply cites."""
     usage: dict[str, object] = {}
     cites: list[tuple[int, int]] = []
     heard = False
@@ -105,7 +105,7 @@ def _after(backend: Backend, number: int, ship: int) -> tuple[dict[str, object],
             break
         if event.act is Act.ADMIT and not heard:
             heard = True
-            for page, _ in backend.read((number, each) for each in event.pages).values():
+            for page, _ in backend.read((number, page_id) for page_id in event.pages).values():
                 if page.role == "assistant":
                     cites += [*((number, source) for source in page.sources), *page.cites]
         elif event.act is Act.USAGE and not usage:

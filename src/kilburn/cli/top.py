@@ -77,7 +77,7 @@ def top(
         kilburn top --url http://127.0.0.1:8000
     """
     if url is not None:
-        _watch(lambda: sessions_of(url), traffic, single, every, json)
+        _watch(lambda: fetch_sessions(url), traffic, single, every, json)
         return
     with reading(db, tenant) as store:
         _watch(Watch(store).rows, lambda rows, *size: frame(rows, tenant or "default", *size), single, every, json)
@@ -106,7 +106,7 @@ def _watch(rows: Callable[[], list[Any]], draw: Callable[..., list[Styled]], sin
             live.update(fitted(rows()), refresh=True)
 
 
-def sessions_of(url: str) -> list[SessionTotals]:
+def fetch_sessions(url: str) -> list[SessionTotals]:
     """Request the sessions of a running gateway, the most recently used first, without proxies and redirects.
 
     Raises:

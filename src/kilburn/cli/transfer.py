@@ -24,7 +24,7 @@ from kilburn.event import Act
 from kilburn.file import check_target
 from kilburn.opening import Store
 from kilburn.terminal import emit, line, plain, say, tell
-from kilburn.wire.recording import FORMS, MAX_FILE_BYTES, read_lines, stem_of
+from kilburn.wire.recording import FORMS, MAX_FILE_BYTES, file_stem, read_lines
 
 
 @app.command()
@@ -156,7 +156,7 @@ def bring(
         kilburn import run.jsonl --session light
     """
     with progress(f"reading {source.name}"):
-        saved = gather(read_lines(source, size), stem_of(source), name)
+        saved = gather(read_lines(source, size), file_stem(source), name)
     if not saved:
         raise WireError(f"{source} is empty", advice=f"give {FORMS}")
     with progress("checking the file"):

@@ -1,14 +1,14 @@
 """`window`: shows what a session's prompt holds and what would be evicted, and changes the window by hand.
 
-The session is opened with a very large window, so that only the requested change moves pages. What must fit is measured by the
-window of the agent's last prompt.
+A session is opened with a very large window, so that only the requested change moves pages; `preview` uses the window of the
+last prompt. What must fit is measured by that window.
 """
 
 from __future__ import annotations
 
 import shlex
 from contextlib import closing
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from typer import Argument, Option
@@ -47,7 +47,8 @@ def preview(
     *,
     where: StorePlace,
 ) -> None:
-    """Show which pages would leave the window now, and at which price. Nothing changes, and no model is asked.
+    """Show which pages would leave the window now, and how many tokens a provider would then process again. Nothing changes, and
+    no model is asked.
 
     Examples:
 
@@ -69,7 +70,8 @@ def preview(
         tell(f"nothing would leave: {use}, {count(room)} free")
         return
     asks = f"; a model would be asked {many(result.asks, 'time')}" if result.asks else ""
-    tell(f"{use}, {count(result.after)} then; a provider would process {count(result.again)} of them again{asks}")
+    after, again = count(result.after), count(result.again)
+    tell(f"{use}; {after} afterwards, without the message asked about, {again} of which a provider would process again{asks}")
 
 
 @window.command("diff")
@@ -152,12 +154,14 @@ def shipped(
 def undo(
     name: SessionName,
     size: Annotated[
-        int | None, Option("--window", min=1, help="Let the prompt take this many tokens; by default those of the last prompt.")
+        int | None,
+        Option("--window", min=1, help="Let the prompt take this many tokens; by default the room that the last prompt had."),
     ] = None,
     *,
     where: StorePlace,
 ) -> None:
-    """Undo the newest compaction: its pages return exactly, and its summary leaves. Repeat it to undo the compaction before.
+    """Undo the newest compaction, or eviction by hand: its pages return exactly, and its summary leaves. Repeat it to undo the
+    one before.
 
     A window is compacted because it is full. If the pages do not fit any more, give --window with the size of a larger window in
     which the agent continues. The policy may evict the same pages the next time; `kilburn window pin` prevents that.
@@ -168,10 +172,7 @@ def undo(
 
         kilburn window undo session-1 --window 16000 --json
     """
-    with where.writing() as store:
-        change = by_hand.change(session(store, name), "undo", tokens=size)
-    receipt = change.receipt
-    _report(change, where.json, f", by {receipt.policy} at turn {receipt.turn}" if receipt is not None else "")
+    _change(name, where, "undo", tokens=size)
 
 
 @window.command("compact")
@@ -222,9 +223,7 @@ def evict(name: SessionName, address: Address, why: Why = "", *, where: StorePla
 
         kilburn window evict session-1 p4-p5 --json
     """
-    with where.writing() as store:
-        change = by_hand.change(session(store, name), "evict", address, why=why)
-    _report(change, where.json)
+    _change(name, where, "evict", address, why=why)
 
 
 @window.command("pin")
@@ -238,9 +237,7 @@ def pin(name: SessionName, address: Address, *, where: StorePlace) -> None:
 
         kilburn window pin session-1 p1 --json
     """
-    with where.writing() as store:
-        change = by_hand.change(session(store, name), "pin", address)
-    _report(change, where.json)
+    _change(name, where, "pin", address)
 
 
 @window.command("unpin")
@@ -254,14 +251,16 @@ def unpin(name: SessionName, address: Address, *, where: StorePlace) -> None:
 
         kilburn window unpin session-1 p1 --json
     """
+    _change(name, where, "unpin", address)
+
+
+def _change(name: str, where: StorePlace, verb: str, address: str = "", **options: Any) -> None:
+    """Change a window by hand, and print what was moved."""
     with where.writing() as store:
-        change = by_hand.change(session(store, name), "unpin", address)
-    _report(change, where.json)
-
-
-def _report(change: by_hand.WindowChange, json: bool, detail: str = "") -> None:
-    if json:
+        change = by_hand.change(session(store, name), verb, address, **options)
+    if where.json:
         emit(change.figures())
         return
+    by = f", by {change.receipt.policy} at turn {change.receipt.turn}" if change.receipt is not None else ""
     window = f"{count(change.use)} tokens in the window of {shlex.quote(change.session)}"
-    tell(line(f"{PAST_TENSE[change.verb]}{detail}: {address_list(change.pages)}; {window}"))
+    tell(line(f"{PAST_TENSE[verb]}{by}: {address_list(change.pages)}; {window}"))

@@ -15,7 +15,7 @@ from typer import Argument, Option
 
 from kilburn.cli.access import Options, existing, reading, with_options, writing
 from kilburn.cli.memories import secrets_mode
-from kilburn.cli.model_loading import closing_model, model_of
+from kilburn.cli.model_loading import closing_model, open_model
 from kilburn.cli.moments import seconds
 from kilburn.cli.screen import many, table
 from kilburn.cli.shell import Json, app
@@ -115,7 +115,7 @@ def worker(ctx: typer.Context, options: WorkerOptions) -> None:
         _retry(where, tenants, json=options.json)
         if not options.single:
             return
-    with closing_model(model_of(options.model)) as model:
+    with closing_model(open_model(options.model)) as model:
         ways = Ways(
             kinds=_kinds(options.kinds),
             learn=tuple(options.learn or ()),
@@ -145,7 +145,7 @@ def _work(where: str, tenants: Sequence[str], ways: Ways, *, single: bool, poll:
     stop, reporter = threading.Event(), _Reporter(json=json)
     handlers = {number: signal.signal(number, lambda *_: stop.set()) for number in SIGNALS}
     try:
-        with Worker(where, tenants, ways, told=reporter, stopped=stop.is_set) as worker:
+        with Worker(where, tenants, ways, report=reporter, stopped=stop.is_set) as worker:
             if not single and not json:
                 say(line(f"working for {', '.join(tenants)}: {', '.join(ways.kinds)}; SIGTERM stops it after the current step"))
             pause, count = MIN_PAUSE, 0

@@ -11,7 +11,7 @@ from typer import Option
 from kilburn.backend import SegmentKind
 from kilburn.cli.access import StorePlace, embed, with_agent_counter, with_options
 from kilburn.cli.commands import command_group
-from kilburn.cli.model_loading import closing_model, model_of
+from kilburn.cli.model_loading import closing_model, open_model
 from kilburn.cli.screen import count, many, progress, table
 from kilburn.cli.session import SessionName
 from kilburn.errors import SpecError
@@ -91,7 +91,7 @@ def learn(
         raise SpecError(f"--induce {induce}"[:80], advice="give rule or model")
     if model is None and (succeeded is None or induce == "model"):
         raise SpecError("no model judges, or chooses the steps", advice="give --succeeded, --failed or --model SPEC")
-    with closing_model(model_of(model)) as speaker, where.writing() as opened:
+    with closing_model(open_model(model)) as speaker, where.writing() as opened:
         store = with_agent_counter(opened, name)
         with progress(f"learning from {name}"):
             session = store.session(name)

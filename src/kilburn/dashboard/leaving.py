@@ -49,9 +49,8 @@ class Leaving(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def price(self) -> float:
-        """Return the price of processing those tokens once."""
-        table = PRICES["hosted"]
-        return self.reprocessed * (table.written - table.cached) / 1e6
+        """Return what it costs more to process the tokens behind the pages again, once, than to read them from the cache."""
+        return PRICES["hosted"].again(self.reprocessed)
 
     @property
     def prompts(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -48,7 +49,7 @@ def memory_screen(reading: LedgerReader, query: Mapping[str, str], limit: int) -
     facts: list[FactBar] = []
     if memory is not None:
         rows = [(page, describe(memory, page, state, at)) for page, state in pages[:limit]]
-        today = reading.clock()
+        today = time.time()
         begins = [row["since"] for _, row in rows]
         first = min(begins, default=today)
         last = max([today, *(row["until"] for _, row in rows if row["until"] is not None)], default=today)

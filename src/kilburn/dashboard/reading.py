@@ -7,7 +7,6 @@ too many events raises `TooFar`.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
@@ -87,11 +86,10 @@ class LedgerReader:
     def __init__(
         self,
         backend: Backend,
-        clock: Callable[[], float] = time.time,
         effort: int = EFFORT,
         budget: Callable[[str], Budget | None] = lambda name: None,
     ) -> None:
-        self.backend, self.clock, self._effort, self.budget = backend, clock, effort, budget
+        self.backend, self._effort, self.budget = backend, effort, budget
         self._lock = threading.Lock()
         self._marks = Marks(backend)
         self._stores: dict[str, Store] = {}
@@ -102,7 +100,7 @@ class LedgerReader:
     def store(self, tokenizer: str = "chars/4") -> Store:
         """Return the store with a token counter. Data without a window needs no particular counter."""
         if tokenizer not in self._stores:
-            self._stores[tokenizer] = Store(self.backend, Budget(WIDE), "fifo", tokenizer=tokenizer, clock=self.clock)
+            self._stores[tokenizer] = Store(self.backend, Budget(WIDE), "fifo", tokenizer=tokenizer)
         return self._stores[tokenizer]
 
     def sessions(self) -> list[SegmentInfo]:

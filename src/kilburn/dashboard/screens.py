@@ -437,7 +437,7 @@ def prices(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
             (
                 name,
                 (cached * table.cached + (reprocessed + fresh) * table.written) / 1e6,
-                reprocessed * (table.written - table.cached) / 1e6,
+                table.again(reprocessed),
             )
             for name, table in PRICES.items()
         ],

@@ -84,7 +84,7 @@ class SignIns:
 
     def wait(self, address: str) -> float:
         """Return the seconds after which an address may try again; 0 for now."""
-        return max(self._all.wait(), self._of(address).wait())
+        return max(self._all.wait(), self._address_bucket(address).wait())
 
     def enter(self, presented: str, address: str) -> str | None:
         """Sign in with a key, and return the token for the browser. If the key is invalid or opens no sessions, return None and
@@ -96,7 +96,7 @@ class SignIns:
         key = self._keys.find(presented.strip().encode("utf-8", "replace"))
         if key is None or key.figures:
             self._all.take()
-            self._of(address).take()
+            self._address_bucket(address).take()
             return None
         word, time = secrets.token_urlsafe(32), self._clock()
         self._sign_ins[_digest(word)] = SignIn(key, time, time)
@@ -135,7 +135,7 @@ class SignIns:
         for word in words:
             self._sign_ins.pop(_digest(word), None)
 
-    def _of(self, address: str) -> Bucket:
+    def _address_bucket(self, address: str) -> Bucket:
         bucket = self._failures.setdefault(address, Bucket(FAILURES))
         self._failures.move_to_end(address)
         if len(self._failures) > MAX_ADDRESSES:

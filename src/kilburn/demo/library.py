@@ -40,12 +40,14 @@ class Library:
     def list_folder(self, path: str = ".", start: int = 1, count: int = COUNT) -> str:
         """List a folder: its sub-folders, and its Python files with their number of lines; go on with `start`."""
         entries = sorted(self._entries(path))
-        descriptions = [f"{entry.name}/" if entry.is_dir() else f"{entry.name} {len(lines_of(entry))} lines" for entry in entries]
+        descriptions = [
+            f"{entry.name}/" if entry.is_dir() else f"{entry.name} {len(read_lines(entry))} lines" for entry in entries
+        ]
         return self._show(f"folder {path} entries", descriptions, start, count)
 
     def read(self, path: str, start: int = 1, count: int = COUNT) -> str:
         """Read `count` lines of a file from line `start` on; each is shown behind its number and a tab."""
-        lines = lines_of(self._below(path))
+        lines = read_lines(self._below(path))
         self.covered[path] = max(self.covered.get(path, 0), min(start - 1 + count, len(lines)))
         return self._show(f"{path} lines", [f"{number}\t{line}" for number, line in enumerate(lines, start=1)], start, count)
 
@@ -56,7 +58,7 @@ class Library:
             f"{file.relative_to(self.root).as_posix()} {number}: {line}"
             for file in sorted(self._entries(path))
             if file.is_file()
-            for number, line in enumerate(lines_of(file), start=1)
+            for number, line in enumerate(read_lines(file), start=1)
             if expression.search(line)
         ]
         return self._show(f"{path} matches", matches, start, count)
@@ -79,7 +81,7 @@ class Library:
 
 
 @lru_cache(maxsize=64)
-def lines_of(path: Path) -> tuple[str, ...]:
+def read_lines(path: Path) -> tuple[str, ...]:
     """Return the lines of a Python file in its own encoding, without line ends. A form feed ends no line."""
     try:
         with path.open("rb") as source:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from kilburn.demo.library import lines_of
+from kilburn.demo.library import read_lines
 
 KINDS = ("signature", "method", "constant", "line", "place")
 FILES = 5
@@ -57,8 +57,8 @@ def questions(
             right answers, so there is no question about it.
     """
     chance = random.Random(seed)
-    sources = {path: lines_of(root / path)[: files[path]] for path in sorted(files)}
-    outlines = sources | {path: lines_of(root / path) for path in searched}
+    sources = {path: read_lines(root / path)[: files[path]] for path in sorted(files)}
+    outlines = sources | {path: read_lines(root / path) for path in searched}
     defined = Counter(name[1] for lines in outlines.values() for line in lines if (name := _DEFINITION.match(line)))
     by_kind: dict[str, list[LibraryQuestion]] = {kind: [] for kind in KINDS}
     for path in chance.sample(list(sources), min(len(sources), number * FILES)):

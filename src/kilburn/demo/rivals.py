@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from kilburn.page import Page
-from kilburn.selection.extract import Piece, extract, piece_of
+from kilburn.selection.extract import Piece, extract, page_piece
 
 FULL, TAIL, SUMMARY = 3 / 4, 1 / 4, 1 / 8
 """Shares of the window: the fill at which a summary is made, the part that is not summarised, and the size of the summary."""
@@ -56,7 +56,7 @@ def summarised(
         while len(recent) > 1 and tokens > capacity * TAIL:
             old, old_text = recent.pop(0)
             tokens -= old.tokens
-            pieces.append(piece_of(old, old_text))
+            pieces.append(page_piece(old, old_text))
         summary = extract(pieces, int(capacity * SUMMARY), count).text
         if tokens > capacity * FULL:
             last, end = recent[0]

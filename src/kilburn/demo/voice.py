@@ -70,12 +70,18 @@ def folds(model: Model, root: Path, db: str, *, window: int, number: int, report
             Folded(
                 pages=" ".join(receipt.left),
                 tokens=sum(page.tokens for address in receipt.left for page in session.recall(address).pages),
-                outcome="rejected" if not receipt.why.startswith("model") else "completed" if "," in receipt.why else "accepted",
+                outcome=_outcome(receipt.why),
                 why=receipt.why,
                 seconds=(time.monotonic() - began) / len(receipts),
             )
             for receipt in receipts
         ]
+
+
+def _outcome(why: str) -> str:
+    """Return what became of the model's summary, from the reasons of a receipt; see `kilburn.policies.summarize`."""
+    reason = next((reason for reason in why.split("; ") if reason.startswith("model")), "")
+    return "rejected" if not reason else "completed" if "," in reason else "accepted"
 
 
 def phrase(model: Model, session: Session, question: str, exact: str) -> Phrase:

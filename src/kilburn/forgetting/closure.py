@@ -21,7 +21,7 @@ from kilburn.page import Page, Place, address_of
 Key = tuple[int, int]
 """A page of the tenant: (number of the segment, page id)."""
 
-TRIES = 20
+MAX_ATTEMPTS = 20
 """Attempts at a forgetting that other writers add to."""
 
 
@@ -96,7 +96,7 @@ def forget(
     raised = list[Exception]() if errors is None else errors
     keys = None if closure_keys is None else list(closure_keys)
     with ExitStack() as leaving:
-        for remaining_tries in reversed(range(TRIES)):
+        for remaining_tries in reversed(range(MAX_ATTEMPTS)):
             try:
                 if keys is None:
                     keys = closure(home, root_pages)
@@ -163,7 +163,9 @@ def closure(home: Home, roots: Roots) -> list[Key]:
     # A session has no entities, and its folds have many sources.
     derived = [key for key in keys if home.segment(key[0]).info.kind is not SegmentKind.SESSION]
     sources = {(number, source) for (number, _), (page, _) in backend.read(derived).items() for source in page.sources} - keys
-    names = [key for key, (page, state) in backend.read(sources).items() if _is_entity(page) and state.at is not Place.DROPPED]
+    names = [
+        key for key, (page, state) in backend.read(sources).items() if page.kind is Kind.ENTITY and state.at is not Place.DROPPED
+    ]
     keys.update(key for key in names if keys.issuperset(backend.citing(key[0], [key[1]])))
     return sorted(keys, key=lambda key: (key[0], abs(key[1])))
 
@@ -187,10 +189,6 @@ def named_closure(home: Home, segment: int, pages: Iterable[int]) -> list[tuple[
     rows = home.backend.read(keys)
     # A page that a branch inherited is in its parent's row alone.
     return [(names[key[0]], rows[key][0]) for key in keys if key in rows]
-
-
-def _is_entity(page: Page) -> bool:
-    return page.kind is Kind.ENTITY
 
 
 def _steps(backend: Backend, keys: Sequence[Key]) -> Iterator[tuple[int, list[int]]]:

@@ -34,7 +34,7 @@ UNREACHED = (
 
 Rows = Mapping[Key, tuple[Page, State]]
 
-TRIES = 20
+MAX_ATTEMPTS = 20
 """Attempts at forgetting a segment that another writer adds to."""
 
 
@@ -58,10 +58,11 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True):
             entry takes its vectors with it, and its place in the queue of those without one.
         told: places outside the store that erased their copies, such as spilled keys and values.
         exports: copies that Kilburn knows of.
-        left: (name, reason) of segments that stay: they are damaged, or somebody else's, and what goes was made from them.
+        left: (name, reason) of segments that are left alone (unlike in `Receipt.left`): they are damaged, or somebody else's,
+            and what goes was made from them.
         concerned: names of notes that may hold some of it, by the name of their segment: agents wrote them since, and nobody said
             in which session. They stay.
-        unreached: where it may still be, as far as the store knows, and what no program of this machine's user can say.
+        unreached: where the text may still be: places that the store knows of, and `UNREACHED`.
     """
 
     asked: dict[str, str]
@@ -122,7 +123,7 @@ def make_receipt(home: Home, keys: Sequence[Key], receipt: Erasure) -> Erasure:
     rows = backend.read(keys)
     for (number, page), (page_row, _) in rows.items():
         pages.setdefault(number, []).append(page)
-        places[_place_of(page_row, kinds[number])] += 1
+        places[_describe_place(page_row, kinds[number])] += 1
     places["index entries"] = sum(map(len, backend.words.entries(keys).values()))
     cited = {segment for page_row, _ in rows.values() for segment, _ in page_row.cites} - pages.keys()
     stays = [(names[number], "what goes was made from it") for number in sorted(cited) if number in names]
@@ -209,7 +210,7 @@ def described(
     return report | {key: value for key, value in msgspec.structs.asdict(receipt).items() if key != "asked"}
 
 
-def _place_of(page: Page, kind: SegmentKind) -> str:
+def _describe_place(page: Page, kind: SegmentKind) -> str:
     if kind in (SegmentKind.DOCUMENT, SegmentKind.NOTES):
         return "chunks" if kind is SegmentKind.DOCUMENT else "notes"
     if page.kind in (Kind.FACT, Kind.ENTITY):
@@ -261,7 +262,7 @@ def erase(home: Home, roots: Mapping[int, Iterable[int]], keys: Sequence[Key], w
 def _erase(home: Home, number: int, name: str, why: str, errors: list[Exception]) -> None:
     """Forget a segment as a whole, with its branches."""
     with ExitStack() as leaving:
-        for remaining_tries in reversed(range(TRIES)):
+        for remaining_tries in reversed(range(MAX_ATTEMPTS)):
             _erase_branches(home, number, name, why, errors)
             if page_ids := _left_in(home, number):
                 forget(home, {number: page_ids}, why, errors=errors)

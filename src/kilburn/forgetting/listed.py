@@ -47,7 +47,7 @@ class ForgottenList(msgspec.Struct, frozen=True, kw_only=True):
     check: str = ""
 
 
-def _check_of(forgotten_list: ForgottenList) -> str:
+def _compute_check(forgotten_list: ForgottenList) -> str:
     return hashlib.sha256(
         msgspec.json.encode([forgotten_list.time, forgotten_list.gone, sorted(forgotten_list.made.items())])
     ).hexdigest()
@@ -66,7 +66,7 @@ def listed(backend: Backend, time: float) -> ForgottenList:
             if pages or len(creation_times) < WITNESSES:
                 creation_times[info.number] = info.created
     forgotten_list = ForgottenList(time=time, gone=tuple(forgotten), made=creation_times)
-    return msgspec.structs.replace(forgotten_list, check=_check_of(forgotten_list))
+    return msgspec.structs.replace(forgotten_list, check=_compute_check(forgotten_list))
 
 
 def read_list(data: bytes) -> ForgottenList:
@@ -79,7 +79,7 @@ def read_list(data: bytes) -> ForgottenList:
         forgotten_list = msgspec.json.decode(data, type=ForgottenList)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise SpecError(f"this is no list of what is forgotten: {error}", advice="`kilburn forget --list` writes one") from error
-    if forgotten_list.check not in ("", _check_of(forgotten_list)):
+    if forgotten_list.check not in ("", _compute_check(forgotten_list)):
         raise SpecError(
             "this list is not what was written: it is damaged, or somebody changed it",
             advice='give another copy; whoever took a line out on purpose takes out that of "check", too',

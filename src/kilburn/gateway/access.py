@@ -132,7 +132,7 @@ class Access:
         client = scope.get("client")
         exchange = Exchange(method=scope["method"], path=scope["path"], client=client[0] if client else "")
         values = by_name(scope["headers"])
-        exchange.parent, exchange.named = parent_in(values), name_in(values)
+        exchange.parent, exchange.client_name = parent_in(values), name_in(values)
         scope = {**scope, "state": {**scope.get("state", {}), "exchange": exchange, "given": values}}
 
         async def sending(message: Message) -> None:
@@ -327,7 +327,7 @@ class Access:
             return None
         exchange.received = time.perf_counter() - exchange.started
         if self.contents:
-            exchange.asked = body
+            exchange.logged_body = body
         pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
         del body
 

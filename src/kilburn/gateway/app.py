@@ -46,7 +46,7 @@ from kilburn.gateway.threads import in_thread
 from kilburn.gateway.upstream import KEY_FROM, Endpoint, InProcess, UpstreamApi, is_lent, joined
 from kilburn.gateway.users import Shares, below, requested_user
 from kilburn.jobs.claims import FAILED, kept
-from kilburn.jobs.ending import expire, rule_of
+from kilburn.jobs.ending import expire, read_rule
 from kilburn.jobs.worker import JobKind, Ways, Worker
 from kilburn.kernel.resolve import resolve
 from kilburn.kernel.store import Store
@@ -327,7 +327,7 @@ class Gateway:
             if not self._turn(store.tenant):
                 continue
             try:
-                rule = rule_of(store.backend)
+                rule = read_rule(store.backend)
                 ended = None if rule is None else expire(store, rule)
             except KilburnError as error:
                 log.warning("sessions of tenant %r cannot be expired by its rule: %s", store.tenant, error)

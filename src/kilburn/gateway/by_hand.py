@@ -8,8 +8,7 @@ for it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -19,7 +18,7 @@ from kilburn.agents.compaction import compact, preview
 from kilburn.backend import Backend, SegmentInfo, SegmentKind
 from kilburn.backends.places import open_backend
 from kilburn.budget import Budget
-from kilburn.errors import KilburnError, MissingExtra, SpecError, StoreStale
+from kilburn.errors import KilburnError, MissingExtra, SpecError
 from kilburn.gateway.history import Histories
 from kilburn.gateway.keys import Key
 from kilburn.gateway.looking import LookingBackend
@@ -38,11 +37,6 @@ except ModuleNotFoundError as error:
     raise MissingExtra("starlette", "serve") from error
 
 T = TypeVar("T")
-
-TRIES = 5
-"""Attempts at a change while others change the same session."""
-
-
 Tokens = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
 Address = Annotated[str, msgspec.Meta(max_length=100)]
 
@@ -105,14 +99,14 @@ class WindowsByHand:
         """Return which pages a message of so many tokens would evict.
 
         Raises:
-            Problem: no such session. KilburnError: see `Session.preview`.
+            Problem: no such session. KilburnError: see `Session.edits.preview`.
         """
         self._info(key, user, name)
         window = self._budget.window
         return by_hand.preview(self.looking(key, user), name, tokens, otherwise=window, policy=self._policy).preview
 
     def compared(self, key: Key, user: str, name: str, turn: int, until: int | None) -> Any:
-        """Return the differences between two prompts; see `Session.difference`.
+        """Return the differences between two prompts; see `Session.ledger.difference`.
 
         Raises:
             Problem: no such session. KilburnError.
@@ -138,10 +132,7 @@ class WindowsByHand:
         Raises:
             Problem: no such session. KilburnError: nothing was changed.
         """
-        for _ in range(TRIES):
-            with suppress(StoreStale):
-                return self._changed(key, user, name, do)
-        return self._changed(key, user, name, do)
+        return by_hand.retried(lambda: self._changed(key, user, name, do))
 
     def _changed(self, key: Key, user: str, name: str, do: Callable[[Session], T]) -> T:
         info = self._info(key, user, name)
@@ -189,45 +180,29 @@ class WindowsByHand:
             self._reading.clear()
 
 
+def _page_change(verb: str) -> Callable[[Session, PagesRequest], dict[str, Any]]:
+    """Return the function that evicts, pins or unpins pages."""
+    return lambda session, req: by_hand.change(session, verb, req.pages, why=req.why).figures()
+
+
 def undone(session: Session, req: UndoRequest) -> dict[str, Any]:
     """Undo the newest compaction."""
-    receipt = by_hand.undo(session, req.tokens)
-    return _said(session, "taken back", [*receipt.left, *receipt.back]) | {"policy": receipt.policy, "turn": receipt.turn}
+    change = by_hand.change(session, "undo", tokens=req.tokens)
+    return change.figures() | ({"policy": change.receipt.policy, "turn": change.receipt.turn} if change.receipt else {})
 
 
 def compacted(session: Session, req: RangeRequest) -> dict[str, Any]:
     """Replace a range, or all old pages, by their most informative lines."""
-    receipt = compact(session, None, keep=req.keep, pages=req.pages)
-    return {"session": session.name, "use": session.prompts.use, **msgspec.to_builtins(receipt)}
-
-
-def evicted(session: Session, req: PagesRequest) -> dict[str, Any]:
-    """Evict pages."""
-    return _said(session, "let go", session.edits.evict(req.pages, req.why))
-
-
-def kept(session: Session, req: PagesRequest) -> dict[str, Any]:
-    """Pin pages."""
-    by_hand.keep(session, req.pages)
-    return _said(session, "kept", [req.pages])
-
-
-def let_move(session: Session, req: PagesRequest) -> dict[str, Any]:
-    """Unpin pages, so that a policy may evict them."""
-    session.unpin(req.pages)
-    return _said(session, "may leave again", [req.pages])
-
-
-def _said(session: Session, outcome: str, pages: Iterable[str]) -> dict[str, Any]:
-    return {"session": session.name, "done": outcome, "pages": list(pages), "use": session.prompts.use}
+    compaction = compact(session, None, keep=req.keep, pages=req.pages)
+    return {"session": session.name, "use": session.prompts.use, **msgspec.to_builtins(compaction)}
 
 
 CHANGES: Mapping[str, tuple[type, Callable[[Session, Any], dict[str, Any]]]] = {
     "undo": (UndoRequest, undone),
     "compact": (RangeRequest, compacted),
-    "evict": (PagesRequest, evicted),
-    "pin": (PagesRequest, kept),
-    "unpin": (PagesRequest, let_move),
+    "evict": (PagesRequest, _page_change("evict")),
+    "pin": (PagesRequest, _page_change("pin")),
+    "unpin": (PagesRequest, _page_change("unpin")),
 }
 """Type of the arguments, and the function, of each verb that changes a session."""
 

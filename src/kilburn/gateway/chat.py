@@ -13,6 +13,7 @@ import msgspec
 from kilburn.errors import InvalidMessage, Refused
 from kilburn.gateway.events import ServerEvent, written
 from kilburn.gateway.form import Form, ParsedRequest, Reading, is_ours, listed, usage_or_zero, with_tools
+from kilburn.gateway.problems import openai_error
 from kilburn.kernel.render import render
 from kilburn.message import Message
 from kilburn.model import Delta, Reply, Request, Tokens, ToolSpec
@@ -22,8 +23,6 @@ from kilburn.wire.oddities import chat_message
 from kilburn.wire.plain import NOT_JSON, counted, whole_number
 
 END_OF_STREAM = b"data: [DONE]\n\n"
-KINDS = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
-         413: "invalid_request_error", 429: "rate_limit_error"}  # fmt: skip
 
 _object = msgspec.json.Decoder(dict[str, Any]).decode
 
@@ -90,8 +89,7 @@ class ChatForm(Form):
 
     def error(self, status: int, message: str, code: str | None = None) -> dict[str, Any]:
         """See `Form`."""
-        kind = KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
-        return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+        return openai_error(status, message, code)
 
     def reading(self, faults: bool, *, holds: bool = True) -> Reading:
         """See `Form`."""

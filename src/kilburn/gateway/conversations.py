@@ -340,8 +340,8 @@ class Memo:
 
 
 def shortened(window: WindowState) -> list[str]:
-    """Return a line for each part of the newest request that the prompt omits or shortens: of the system prompt, of the messages
-    behind the assistant's last one, and of the provider's newest compaction."""
+    """Return one line for each page that the prompt omits or shortens, among the leading system prompt, the provider's newest
+    compaction, and the messages after the assistant's last one."""
     newest: list[int] = []
     for page in range(window.last, 0, -1):
         if window.pages[page].role is Role.ASSISTANT:

@@ -25,7 +25,7 @@ class Exchange(msgspec.Struct, kw_only=True):
     """One request and its reply: `scope["state"]["exchange"]`. Times are in seconds, tokens by the session's counter.
 
     `access` sets these:
-        id: of the request, random. named: the client's own id of it, if that is one.
+        id: of the request, random. client_name: the id that the client gave the request, if valid.
         began: since the epoch. started: by `time.perf_counter`.
         method, path, client: as they came; the path without its query. parent: the span that it belongs to (`traceparent`).
         key: who asked; None before that is known, and if nobody may.
@@ -33,7 +33,7 @@ class Exchange(msgspec.Struct, kw_only=True):
         received: from `started` until the body was there; None if it never was. size: bytes of the body. weight: what it takes
             of the memory for all bodies, in bytes; see `kilburn.gateway.limits.Tally`.
         first: from `started` until the first byte of the reply went out. seconds: until its last.
-        asked: the body, if contents are logged.
+        logged_body: the body, if contents are logged.
         trace: where an unexpected error came from, files and lines; its message only if contents are logged.
 
     Whoever answers sets these, as far as they are known:
@@ -41,7 +41,7 @@ class Exchange(msgspec.Struct, kw_only=True):
         waited: of `first`, how long the upstream took; the rest is what the gateway added.
         sent: tokens of the history that the client sent. new: those of them that were not in the session yet.
         usage: what the upstream counted, all hidden rounds together. rounds: how many calls of the upstream.
-        before, after: the session's figures before its new messages, and after the reply.
+        stats_before, stats_after: the session's figures before its new messages, and after the reply.
         idle: since the session's last reply, or None; the upstream's cache may have expired.
         finish: why the reply ended.
         unread: why it was served without a session, or its reply not kept; see `kilburn.gateway.problems.unread_reason`.
@@ -54,7 +54,7 @@ class Exchange(msgspec.Struct, kw_only=True):
     """
 
     id: str = msgspec.field(default_factory=lambda: secrets.token_hex(8))
-    named: str = ""
+    client_name: str = ""
     began: float = msgspec.field(default_factory=time.time)
     started: float = msgspec.field(default_factory=time.perf_counter)
     method: str = ""
@@ -69,7 +69,7 @@ class Exchange(msgspec.Struct, kw_only=True):
     weight: int = 0
     first: float | None = None
     seconds: float = 0.0
-    asked: bytes | None = None
+    logged_body: bytes | None = None
     trace: str = ""
 
     form: str = ""
@@ -81,8 +81,8 @@ class Exchange(msgspec.Struct, kw_only=True):
     new: int = 0
     usage: Tokens | None = None
     rounds: int = 0
-    before: Stats | None = None
-    after: Stats | None = None
+    stats_before: Stats | None = None
+    stats_after: Stats | None = None
     idle: float | None = None
     finish: str = ""
     unread: str = ""
@@ -97,7 +97,7 @@ class Exchange(msgspec.Struct, kw_only=True):
     @property
     def request(self) -> dict[str, str]:
         """The ids by which the records of this request are found."""
-        ids = {"id": self.id, "client": self.named, "trace": self.span.trace or self.parent[3:35]}
+        ids = {"id": self.id, "client": self.client_name, "trace": self.span.trace or self.parent[3:35]}
         return {name: value for name, value in ids.items() if value}
 
     @property

@@ -47,7 +47,7 @@ class Figures:
             start, head = conversation.met if figures.prompts else (Stats(), 0)
             record = self._known[conversation] = _Known(start, _hidden(conversation.session), head)
         exchange.session = conversation.name
-        exchange.before = record.stats
+        exchange.stats_before = record.stats
         exchange.new = figures.tokens_seen - record.stats.tokens_seen
         exchange.sent = max(0, figures.tokens_seen - record.hidden)
         exchange.idle = None if record.used is None else exchange.began - record.used
@@ -60,7 +60,7 @@ class Figures:
         """Record a request's figures at its end, before its session is released."""
         record = self._known[conversation]
         session = conversation.session
-        exchange.after = stats = session.ledger.figures
+        exchange.stats_after = stats = session.ledger.figures
         if any(getattr(stats, name) != getattr(record.stats, name) for name in MOVE_COUNTS):
             exchange.compacted = [
                 (event.policy, str(event.data.get("outcome", "done")), freed if is_count(freed := event.data.get("freed")) else 0)

@@ -17,7 +17,7 @@ from kilburn.errors import InvalidMessage, Unavailable, WireError
 from kilburn.gateway.events import MARK, ServerEvent, written
 from kilburn.memory.memory_tools import OURS
 from kilburn.message import Kind, Message, Part
-from kilburn.model import LARGEST, Delta, Reply, Request, Tokens, ToolSpec
+from kilburn.model import MAX_TOKENS, Delta, Reply, Request, Tokens, ToolSpec
 from kilburn.wire.digests import HIDDEN
 from kilburn.wire.oddities import numbered
 from kilburn.wire.plain import NOT_JSON, plain, whole_number
@@ -508,7 +508,7 @@ def _count(fields: Mapping[str, msgspec.Raw], key: str) -> int:
     if key not in fields:
         return 0
     value = whole_number(_value(fields, key))
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST else 0
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_TOKENS else 0
 
 
 def _names(tools: Any) -> Iterator[str]:

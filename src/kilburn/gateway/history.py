@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from kilburn.backend import Digests, HistoryOwner, SegmentInfo, root_of
+from kilburn.backend import Digests, HistoryOwner, SegmentInfo, root_name
 from kilburn.errors import (
     Forgotten,
     KilburnError,
@@ -120,7 +120,7 @@ DEPTH = 8
 MIN_OVERLAP = 4
 """Minimum number of messages that a history without the session's first messages must share with the session."""
 
-TRIES = 5
+MAX_READ_ATTEMPTS = 5
 """Attempts to read a session again after another gateway has changed it."""
 
 
@@ -246,7 +246,7 @@ class Histories:
         info = self._stored(session) if session else None
         if info is None or info.number != number or info.user != user or info.damaged:
             return None
-        return (info, turn, calls) if name is None or root_of(name) == root_of(session) else None
+        return (info, turn, calls) if name is None or root_name(name) == root_name(session) else None
 
     def _find_reply(self, key: str, user: str) -> ReplyPlace | None:
         """Find a reply of another gateway, or of this one before its restart, in the store."""
@@ -290,7 +290,7 @@ class Histories:
                 self._put_away(conversation)
                 conversation = None
             if conversation is None:
-                conversation = self._opened(info.name, root_of(info.name), user)
+                conversation = self._opened(info.name, root_name(info.name), user)
                 self._hold(conversation)
             if not conversation.busy and conversation.turn == turn:
                 return _Before(conversation, turn, tuple(conversation.digests))
@@ -323,10 +323,10 @@ class Histories:
         """
         with self._lock:
             self._trim()
-        for remaining in reversed(range(TRIES)):
+        for remaining in reversed(range(MAX_READ_ATTEMPTS)):
             conversation, repeated = None, hold is not None and hold.repeated
             try:
-                match = self._remembered(form, req, name, user) if remaining == TRIES - 1 and not repeated else None
+                match = self._remembered(form, req, name, user) if remaining == MAX_READ_ATTEMPTS - 1 and not repeated else None
                 conversation, raws, digests = match or self._found(form, req, name, user, link=link, repeated=repeated)
                 conversation.linked, conversation.hold = link, hold
                 self._check_length(len(conversation.digests) + len(raws))
@@ -463,7 +463,7 @@ class Histories:
         form.split(req)
         self._check_length(len(req.messages))
         digests, ends = self.digests(form, req.messages, req.parsed)
-        root = root_of(name) if name else _root(user, digests)
+        root = root_name(name) if name else _root(user, digests)
         prior = self._before(req, name, user)
         if prior is not None:
             root, digests, ends = prior.conversation.root, [*prior.digests, *digests], [*[0] * len(prior.digests), *ends]
@@ -818,10 +818,10 @@ class Histories:
 
     def _conversation(self, name: str, request: _Request) -> Conversation | None:
         """Return the session of a name, if it has the request's user and root; None if it is damaged."""
-        if name not in self._sessions and is_linkable(root_of(name), request.root):
+        if name not in self._sessions and is_linkable(root_name(name), request.root):
             info = self._stored(name)
             if info is not None and info.user == request.user:
-                self._read(name, root_of(name), request.user)
+                self._read(name, root_name(name), request.user)
         conversation = self._sessions.get(name)
         return conversation if conversation is not None and conversation.user == request.user else None
 
@@ -1014,7 +1014,7 @@ class Histories:
         infos = sorted(self.store.sessions(), key=lambda info: info.used)
         for info in [info for info in infos if info.user == user and not info.damaged][-NEWEST:]:
             if info.name not in self._sessions:
-                self._read(info.name, root_of(info.name), user)
+                self._read(info.name, root_name(info.name), user)
 
     def _stored(self, name: str) -> SegmentInfo | None:
         return self.store.backend.segment(name, time=0.0, create=False)
@@ -1066,10 +1066,10 @@ class Histories:
         words = canonical([*conversation.spoken, *messages])
         new, cited = list(messages), list(pages)
         with conversation.saying:
-            for remaining in reversed(range(TRIES)):
+            for remaining in reversed(range(MAX_READ_ATTEMPTS)):
                 try:
                     # If others have continued it, nothing is written, and the session is read again.
-                    session = conversation.session if remaining == TRIES - 1 else self.current(conversation)
+                    session = conversation.session if remaining == MAX_READ_ATTEMPTS - 1 else self.current(conversation)
                     with session.lock:
                         foreign = said_after(session, conversation.start) if session.window.turn != conversation.turn else []
                         last = session.window.turn

@@ -32,7 +32,7 @@ SESSION = "@responses"
 MAX_IDS = 100_000
 """Maximum number of ids in memory, the last used ones. Older ones are looked up in the ledger."""
 
-TRIES = 5
+MAX_WRITE_ATTEMPTS = 5
 """Attempts to write while other gateways write at the same time."""
 
 MAX_ID_CHARS = 200
@@ -206,7 +206,7 @@ class Kept:
             StoreError: they cannot be written now, and will be with the next call.
         """
         with self._lock:
-            for remaining in reversed(range(TRIES if self._waiting else 0)):
+            for remaining in reversed(range(MAX_WRITE_ATTEMPTS if self._waiting else 0)):
                 with suppress(StoreStale) if remaining else nullcontext():
                     with self._session().edits.batch() as kernel:
                         kernel.record(Act.NOTE, policy="gateway", kept=dict(self._waiting))

@@ -37,16 +37,16 @@ log = logging.getLogger("kilburn.gateway")
 
 FORM = re.compile(rb"kilburn-([0-9a-f]{8})-[A-Za-z0-9_-]{43}")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
-LATE = 2.0
+MAX_KEY_DELAY = 2.0
 """Seconds after which every gateway knows a change of the keys in a database."""
 
-OLD = 30.0
+MAX_KEY_AGE = 30.0
 """Seconds for which known keys are accepted while their database does not answer."""
 
 STAND_INS = frozenset({"", "kilburn", "none"})
 """Placeholder keys of clients whose SDK requires one: the gateway's own provider key is used instead."""
 
-LARGEST = 16 << 20
+MAX_FILE_BYTES = 16 << 20
 """Maximum size of a keys file, in bytes: about 50,000 keys."""
 
 
@@ -129,10 +129,10 @@ def read_keys(path: str | os.PathLike[str]) -> list[Key]:
     with open(descriptor, "rb") as file:
         if mode & 0o022:
             raise SpecError(f"other users may write to {path}, and could add keys", advice=f"chmod go-w {path}")
-        data = file.read(LARGEST + 1)
+        data = file.read(MAX_FILE_BYTES + 1)
     try:
-        if len(data) > LARGEST:
-            raise ValueError(f"over {LARGEST:,} bytes")
+        if len(data) > MAX_FILE_BYTES:
+            raise ValueError(f"over {MAX_FILE_BYTES:,} bytes")
         key_file = msgspec.json.decode(data, type=KeyFile)
         if key_file.version != 1:
             raise ValueError(f"version {key_file.version}")
@@ -205,8 +205,8 @@ def add_key(path: str | os.PathLike[str], options: Key) -> tuple[Key, str]:
 
 
 def revoke_key(path: str | os.PathLike[str], name: str) -> Key:
-    """Revoke a key: a running gateway refuses it from the next request on, or within `LATE` seconds if keys are in a database. It
-    stays in the list.
+    """Revoke a key. A running gateway refuses it from the next request on, or within `MAX_KEY_DELAY` seconds if the keys are in a
+    database. The key stays in the list.
 
     Raises:
         SpecError: no such key; see `read_keys`. OSError, StoreError: it cannot be written; nothing was changed.
@@ -309,7 +309,7 @@ class Keys:
                         self._read_changed(store)
                 except StoreError as error:
                     log.warning("the keys cannot be read: %s", error)
-                    self._ended.wait(LATE / 2)
+                    self._ended.wait(MAX_KEY_DELAY / 2)
 
     def _read_changed(self, store: StoredKeys) -> None:
         began, keys = time.monotonic(), dict(self._known)
@@ -324,7 +324,7 @@ class Keys:
 
     def _refresh(self) -> None:
         if self._stored is not None:
-            if time.monotonic() - self._read > OLD:
+            if time.monotonic() - self._read > MAX_KEY_AGE:
                 raise SpecError("the keys cannot be read", advice="see why the database does not answer")
             return
         try:

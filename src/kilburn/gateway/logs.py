@@ -53,16 +53,16 @@ def log_line(exchange: Exchange) -> dict[str, Any]:
     if exchange.key is not None:
         line |= {"key": exchange.key.name, "tenant": exchange.key.tenant, "user": logged(exchange.key.user)}
     line |= {name: getattr(exchange, name) for name in FIELDS if getattr(exchange, name)}
-    if exchange.warnings and exchange.asked is None:
+    if exchange.warnings and exchange.logged_body is None:
         # Behind a colon stand words of the conversation.
         line["warnings"] = [warning.partition(":")[0] for warning in exchange.warnings]
     line |= {name: round(value, 4) for name in ("first", "waited", "added") if (value := getattr(exchange, name)) is not None}
     if exchange.usage is not None:
         line["usage"] = {name: getattr(exchange.usage, name) for name in ("prompt", "cached", "written", "reply")}
-    if exchange.after is not None:
-        line |= {"tokens_in_window": exchange.after.tokens_in_window, "hit_rate": exchange.after.hit_rate}
-    if exchange.asked is not None:
-        line["asked"] = exchange.asked.decode("utf-8", "replace")
+    if exchange.stats_after is not None:
+        line |= {"tokens_in_window": exchange.stats_after.tokens_in_window, "hit_rate": exchange.stats_after.hit_rate}
+    if exchange.logged_body is not None:
+        line["asked"] = exchange.logged_body.decode("utf-8", "replace")
     return line
 
 

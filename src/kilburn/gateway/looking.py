@@ -150,28 +150,28 @@ class LookingBackend:
     def segment(
         self, name: str, *, time: float, create: bool = True, kind: SegmentKind = SegmentKind.SESSION, user: str = ""
     ) -> SegmentInfo | None:
-        """The segment of that name, if it may be seen; none is made.
+        """Return the segment of that name if it may be seen; none is created.
 
         Raises:
             StoreReadOnly: it would be made.
         """
-        found = self.whole.segment(name, time=0.0, create=False)
-        found = found if found is not None and self._shows(found) else None
-        if found is None and create:
+        info = self.whole.segment(name, time=0.0, create=False)
+        info = info if info is not None and self._shows(info) else None
+        if info is None and create:
             raise StoreReadOnly(f"no {kind} {name!r} here, and nothing is made by looking", advice="see the list")
-        return found
+        return info
 
     def segments(self, under: str = "") -> Sequence[SegmentInfo]:
         """Those that may be seen."""
         return [info for info in self.whole.segments(under) if self._shows(info)]
 
     def scope(self, kinds: Collection[SegmentKind], user: str | None = None) -> Scope:
-        """Those that may be seen."""
-        found = self.whole.scope(kinds, user)
-        infos = {number: info for number, info in found.infos.items() if self._shows(info)}
-        damaged = [info for info in found.damaged if self._shows(info)]
+        """Return the part of a scope that may be seen."""
+        full_scope = self.whole.scope(kinds, user)
+        infos = {number: info for number, info in full_scope.infos.items() if self._shows(info)}
+        damaged = [info for info in full_scope.damaged if self._shows(info)]
         return msgspec.structs.replace(
-            found, infos=infos, damaged=damaged, everything=found.everything and len(infos) == len(found.infos)
+            full_scope, infos=infos, damaged=damaged, everything=full_scope.everything and len(infos) == len(full_scope.infos)
         )
 
     def citing(self, segment: int, pages: Iterable[int]) -> list[tuple[int, int]]:

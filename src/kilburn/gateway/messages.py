@@ -11,6 +11,7 @@ import msgspec
 
 from kilburn.gateway.events import ServerEvent, written
 from kilburn.gateway.form import Form, ParsedRequest, Reading, is_ours, usage_or_zero, with_tools
+from kilburn.gateway.problems import anthropic_error
 from kilburn.kernel.render import render
 from kilburn.message import Message
 from kilburn.model import Delta, Reply, Request, Tokens, ToolSpec
@@ -21,8 +22,6 @@ from kilburn.wire.messages_stream import STOP_REASONS, ReplyBlocks
 from kilburn.wire.oddities import messages_message
 from kilburn.wire.plain import counted, whole_number
 
-KINDS = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
-         413: "request_too_large", 429: "rate_limit_error", 504: "timeout_error", 529: "overloaded_error"}  # fmt: skip
 LONG_TTL = b'"1h"'
 """The longest lifetime of a cache mark; the other one is 5 minutes."""
 
@@ -55,8 +54,7 @@ class MessagesForm(Form):
 
     def error(self, status: int, message: str, code: str | None = None) -> dict[str, Any]:
         """See `Form`."""
-        kind = KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
-        return {"type": "error", "error": {"type": kind, "message": message}, "request_id": f"req_{uuid.uuid4().hex[:24]}"}
+        return anthropic_error(status, message, uuid.uuid4().hex[:24])
 
     def reading(self, faults: bool, *, holds: bool = True) -> Reading:
         """See `Form`."""

@@ -100,7 +100,7 @@ def saved(prices: Prices, exchange: Exchange) -> float:
     window. As long as nothing is evicted, nothing is saved or lost: the provider gets the client's bytes. The first request of a
     session saves nothing: it may be a fork, of which the provider's cache may have more.
     """
-    usage, start, end = exchange.usage, exchange.before, exchange.after
+    usage, start, end = exchange.usage, exchange.stats_before, exchange.stats_after
     if usage is None or not usage.sound or start is None or end is None or not start.prompts:
         return 0.0
     rounds = max(1, exchange.rounds)
@@ -228,7 +228,8 @@ class Metrics:
         )
         self._shortened = Counter(
             "kilburn_shortened",
-            "Requests of which the prompt did not show everything, or whose tools and system prompt exceed the window.",
+            "Requests whose prompt did not show everything, whose tools and other fields exceed their room, or whose reply may "
+            "be larger than what is reserved for it.",
             **tenant,
         )
         self._alarms = Gauge("kilburn_sessions_alarmed", f"Sessions with a hit rate under {ALARM:.0%}.", **tenant)
@@ -246,15 +247,15 @@ class Metrics:
                 self._unread.labels(tenant, exchange.unread).inc()
             if exchange.warnings:
                 self._add(1, self._shortened, tenant)
-            self._of(self._seconds, tenant, route).observe(exchange.seconds)
+            self._labelled(self._seconds, tenant, route).observe(exchange.seconds)
             if exchange.added is not None:
-                self._of(self._added, tenant).observe(exchange.added)
+                self._labelled(self._added, tenant).observe(exchange.added)
             if exchange.rounds:
                 self._add(exchange.rounds, self._calls, tenant)
             for seconds in exchange.upstream:
-                self._of(self._upstream, tenant).observe(seconds)
+                self._labelled(self._upstream, tenant).observe(seconds)
             if exchange.form and exchange.first is not None:
-                self._of(self._first, tenant).observe(exchange.first)
+                self._labelled(self._first, tenant).observe(exchange.first)
             for tool, outcome in exchange.lookups:
                 self._add(1, self._lookups, tenant, tool, outcome)
             if exchange.session:
@@ -262,11 +263,11 @@ class Metrics:
 
     def _add(self, more: float, family: Any, *labels: str) -> None:
         """Increase a series."""
-        series = self._of(family, *labels)
+        series = self._labelled(family, *labels)
         if more:
             self._due[series] = self._due.get(series, 0) + more
 
-    def _of(self, family: Any, *labels: str) -> Any:
+    def _labelled(self, family: Any, *labels: str) -> Any:
         """Return the series of these labels."""
         series = self._series.get((family, labels))
         if series is None:
@@ -278,7 +279,7 @@ class Metrics:
         self._users[tenant, exchange.session] = exchange.key.user if exchange.key is not None else ""
         row.requests += 1
         row.used = exchange.began
-        grown = {"sent": exchange.sent, **_growth(exchange.before, exchange.after)}
+        grown = {"sent": exchange.sent, **_growth(exchange.stats_before, exchange.stats_after)}
         if exchange.usage is not None and exchange.usage.sound:
             usage = exchange.usage
             grown |= {"cached": usage.cached, "written": usage.written, "replied": usage.reply}
@@ -295,8 +296,8 @@ class Metrics:
         money = saved(self.prices, exchange)
         row.saved += money
         self._add(money, self._saved, tenant)
-        if exchange.after is not None:
-            self._look(row, exchange.after)
+        if exchange.stats_after is not None:
+            self._look(row, exchange.stats_after)
 
     def _policy(self, name: str) -> str:
         if name not in self._policies and len(self._policies) >= POLICIES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import msgspec
 
@@ -151,9 +152,17 @@ def error_body(problem: Problem, path: str, request: str) -> bytes:
         request: the request's id, which Anthropic's form has.
     """
     if is_anthropic(path):
-        kind = ANTHROPIC.get(problem.status, "invalid_request_error" if problem.status < 500 else "api_error")
-        inner = {"type": kind, "message": problem.message}
-        return msgspec.json.encode({"type": "error", "error": inner, "request_id": f"req_{request}"})
-    kind = OPENAI.get(problem.status, "invalid_request_error" if problem.status < 500 else "server_error")
-    fields = {"message": problem.message, "type": kind, "param": problem.param, "code": problem.code}
-    return msgspec.json.encode({"error": fields})
+        return msgspec.json.encode(anthropic_error(problem.status, problem.message, request))
+    return msgspec.json.encode(openai_error(problem.status, problem.message, problem.code, problem.param))
+
+
+def anthropic_error(status: int, message: str, request: str) -> dict[str, Any]:
+    """Return an error in the form of Anthropic's API."""
+    kind = ANTHROPIC.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": f"req_{request}"}
+
+
+def openai_error(status: int, message: str, code: str | None, param: str | None = None) -> dict[str, Any]:
+    """Return an error in the form of OpenAI's APIs."""
+    kind = OPENAI.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}

@@ -45,7 +45,7 @@ from kilburn.gateway.exchange import Exchange, together
 from kilburn.gateway.faults import LONGEST_MODEL, MemoryTools, Offer, answered, brought
 from kilburn.gateway.figures import Figures
 from kilburn.gateway.form import Form, ParsedRequest, Reading, hidden
-from kilburn.gateway.history import TRIES, Histories, named
+from kilburn.gateway.history import MAX_READ_ATTEMPTS, Histories, named
 from kilburn.gateway.keys import Key, Link
 from kilburn.gateway.memories import Learners, Remembered, remembered
 from kilburn.gateway.problems import client_message, unread_reason
@@ -58,7 +58,7 @@ from kilburn.memory.brought import Brought, room_for
 from kilburn.memory.memory_tools import OFFERED, without_gone
 from kilburn.message import Kind, Message, Part, Trust
 from kilburn.model import Finish, Reply
-from kilburn.models.provider_errors import error_of
+from kilburn.models.provider_errors import provider_error
 from kilburn.models.retry import Retry
 from kilburn.wire.plain import NOT_JSON
 
@@ -69,13 +69,15 @@ Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 WARNING = "x-kilburn-warning"
-"""Response header with the parts of the newest request that the prompt omits or shortens."""
+"""Response header: parts of the newest request that the prompt omits or shortens, and what does not fit beside it (tools, the
+reply)."""
 
 UNREAD = "x-kilburn-unread"
 """Response header with the reason why an answer has no session or was not stored."""
 
 MAX_WARNING_CHARS = 1_000
-"""Maximum length of the header with warnings, in characters; the log has all of them."""
+"""Maximum length of the header with warnings, in characters. The log has all of them; up to the colon, unless contents are
+logged."""
 
 _OF_REASONING = re.compile(
     r"signature|encrypted.content|reasoning|different conversation|`?(redacted_)?thinking`? block|extra_content", re.IGNORECASE
@@ -170,7 +172,7 @@ class Relay:
         exchange.model, exchange.stream = req.model[:LONGEST_MODEL], req.stream
         name = named(headers.get("x-kilburn-session", ""))
         faults = req.faults and headers.get("x-kilburn-faults", "").lower() != "off"
-        for remaining in reversed(range(TRIES)):
+        for remaining in reversed(range(MAX_READ_ATTEMPTS)):
             work = _Work(self, form, req, key, exchange, faults=faults)
             link = key.link is not Link.OFF
             conversation = self.histories.take(form, req, name, key.user, link=link, hold=hold, prepare=work.prepare)
@@ -614,7 +616,7 @@ class _Turn:
         self._relay.figures.hide(conversation, tokens_before)
         if not goes_on:
             return False
-        for remaining in reversed(range(TRIES)):
+        for remaining in reversed(range(MAX_READ_ATTEMPTS)):
             with suppress(StoreStale) if remaining else nullcontext():
                 self._relay.histories.current(conversation)
                 work.render()
@@ -650,7 +652,7 @@ class _Turn:
             decoded = msgspec.json.decode(body)
         except NOT_JSON:
             decoded = None
-        error = error_of("the upstream", answer.status, decoded, body[:400].decode("utf-8", "replace"), answer.headers)
+        error = provider_error("the upstream", answer.status, decoded, body[:400].decode("utf-8", "replace"), answer.headers)
         if await self._mended(error) or await self._later(error):
             return True
         if self._started:
@@ -698,7 +700,7 @@ class _Turn:
         """Return whether a stream that has only an error so far can be requested again without the client noticing."""
         if self._started and not self._work.wanted:
             return False
-        error = error_of("the upstream", None, failed, "")
+        error = provider_error("the upstream", None, failed, "")
         if not await self._mended(error) and not await self._later(error):
             return False
         if self._started:

@@ -24,7 +24,7 @@ def begin(exchange: Exchange, headers: Mapping[str, str]) -> None:
         METHOD: exchange.method,
         ROUTE: exchange.path,
         "kilburn.request.id": exchange.id,
-        "kilburn.request.client": exchange.named,
+        "kilburn.request.client": exchange.client_name,
         "kilburn.tenant": exchange.key.tenant if exchange.key is not None else None,
     }
     exchange.span = tracing.begin(
@@ -71,8 +71,11 @@ def end(exchange: Exchange) -> None:
         "kilburn.added_seconds": exchange.added,
         "kilburn.unread": exchange.unread,
     }
-    if exchange.after is not None:
-        attributes |= {"kilburn.tokens.in_window": exchange.after.tokens_in_window, "kilburn.hit_rate": exchange.after.hit_rate}
+    if exchange.stats_after is not None:
+        attributes |= {
+            "kilburn.tokens.in_window": exchange.stats_after.tokens_in_window,
+            "kilburn.hit_rate": exchange.stats_after.hit_rate,
+        }
     span.set(attributes)
     if exchange.problem or exchange.status >= 400:
         span.fail(exchange.problem or str(exchange.status))

@@ -42,7 +42,7 @@ FREE = 4 << 20
 RECENT = 10.0
 """Seconds for which a failed write counts if none was tried since."""
 
-REST = 2.0
+BUSY_SECONDS = 2.0
 """Seconds after a request has waited for another program in vain, in which other requests do not wait for it."""
 
 
@@ -72,7 +72,7 @@ class Trouble:
             StoreBusy: another program holds the store.
         """
         last = self._last
-        if last is not None and isinstance(last[1], StoreBusy) and time.monotonic() - last[0] < REST:
+        if last is not None and isinstance(last[1], StoreBusy) and time.monotonic() - last[0] < BUSY_SECONDS:
             raise last[1].with_traceback(None)
 
     def check(self) -> None:

@@ -39,7 +39,7 @@ from kilburn.gateway.messages import MessagesForm as MessagesForm
 from kilburn.gateway.problems import has_openai_api
 from kilburn.gateway.threads import in_thread
 from kilburn.model import Delta, Model, Reply, Request
-from kilburn.models.provider_errors import MESSAGE_LETTERS, error_of
+from kilburn.models.provider_errors import MESSAGE_LETTERS, provider_error
 from kilburn.tokens.choice import counter_for
 from kilburn.wire import chat, messages
 from kilburn.wire.compaction import betas_for
@@ -87,7 +87,7 @@ REPLY = 4096
 UNLIMITED = 1 << 40
 """The same for the chat form, which requires no value."""
 
-LARGEST = 1 << 28
+MAX_ANSWER_BYTES = 1 << 28
 """Maximum size of a whole answer, in bytes."""
 
 LARGE = 1 << 18
@@ -98,6 +98,9 @@ WHOLE = 1 << 20
 
 LINGER = 1.0
 """Seconds that an endpoint may keep its stream open after a reply."""
+
+DEFAULT_REPLY_TOKENS = 1024
+"""Tokens of a reply if a request names no number."""
 
 THREADS = 64
 """Maximum number of concurrent requests to a model in this process."""
@@ -482,7 +485,7 @@ async def _pieces_of_reply(name: str, answer: Response, form: Form) -> AsyncGene
     else:
         raise Unavailable(f"{name} sent no valid reply", advice="check the upstream")
     if reading.failed is not None:
-        raise error_of(name, None, reading.failed, "")
+        raise provider_error(name, None, reading.failed, "")
     yield reading.reply()
 
 
@@ -507,7 +510,7 @@ async def _refusal(name: str, answer: Response, form: Form) -> Response:
     except NOT_JSON:
         decoded = None
     text = body[:MESSAGE_LETTERS].decode("utf-8", "replace")
-    error = error_of(name, answer.status, decoded, text, answer.headers)
+    error = provider_error(name, answer.status, decoded, text, answer.headers)
     if isinstance(error, Overlong | ToolsRefused):
         raise error
     inner = decoded.get("error", decoded) if isinstance(decoded, dict) else None
@@ -522,14 +525,11 @@ class InProcess:
 
     Args:
         model: the model.
-        cap: tokens of a reply where a request says nothing.
-        threads: requests that it is asked at the same time; others wait.
     """
 
-    def __init__(self, model: Model, cap: int = 1024, threads: int = THREADS) -> None:
+    def __init__(self, model: Model) -> None:
         self.model = model
-        self._cap = cap
-        self._pool = ThreadPoolExecutor(threads, "kilburn-model")
+        self._pool = ThreadPoolExecutor(THREADS, "kilburn-model")
 
     def speaks(self, form: Form) -> bool:
         """See `UpstreamApi`."""
@@ -544,7 +544,7 @@ class InProcess:
         if form is None:
             yield self._other(path, body)
             return
-        req = await _read(form, body, self.model.form, self._cap)
+        req = await _read(form, body, self.model.form, DEFAULT_REPLY_TOKENS)
         thread = _Thread(self.model.name, iter(self.model.stream(req.request)), self._pool)
         try:
             pieces = thread.pieces() if req.streamed else thread.reply()
@@ -638,7 +638,7 @@ class _Thread:
         self._ended = True
 
 
-async def gathered(answer: Response, max_bytes: int = LARGEST) -> bytes:
+async def gathered(answer: Response, max_bytes: int = MAX_ANSWER_BYTES) -> bytes:
     """Return an answer's whole body.
 
     Raises:

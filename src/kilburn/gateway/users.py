@@ -235,7 +235,7 @@ class Shares:
                 raise Problem(503, "store_unavailable", client_message(error), retry_after=1) from error
             if refused >= 0:
                 demand, of_user = demands[refused], bool(user) and refused == len(demands) - 1
-                raise over_rate(demand.rate, wait, user=of_user) if wait else over_most(demand.most, user=of_user)
+                raise over_rate(demand.rate, wait, user=of_user) if wait else over_most(demand.limit, user=of_user)
             try:
                 yield
             finally:

@@ -227,15 +227,11 @@ class _Connections(set[Any]):
 
 
 class WorkerServer(uvicorn.Server):
-    """uvicorn's server, which accepts connections from a shared socket.
+    """uvicorn's server, which accepts connections from a shared socket."""
 
-    Args:
-        linger: see `LINGER`.
-    """
-
-    def __init__(self, config: uvicorn.Config, listener: socket.socket, parent: Parent, linger: float = LINGER) -> None:
+    def __init__(self, config: uvicorn.Config, listener: socket.socket, parent: Parent) -> None:
         super().__init__(config)
-        self._listener, self._parent, self._linger = listener, parent, linger
+        self._listener, self._parent = listener, parent
         self._coming: dict[asyncio.Task[Any], asyncio.Protocol] = {}
         self._retiring: asyncio.Task[None] | None = None
         self._listens, self._yielded = False, 0
@@ -316,7 +312,7 @@ class WorkerServer(uvicorn.Server):
 
     async def _retired(self) -> None:
         loop = asyncio.get_running_loop()
-        end = loop.time() + self._linger
+        end = loop.time() + LINGER
         while (self._coming or self.server_state.connections) and loop.time() < end and not self.should_exit:
             await asyncio.sleep(0.05)
         self.should_exit = True

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 import msgspec
 
 from kilburn.errors import MissingExtra
-from kilburn.gateway.exchange import Exchange, SessionTotals
+from kilburn.gateway.exchange import Exchange
 from kilburn.gateway.metrics import CURRENT, SUMMED, Metrics
 from kilburn.prices import Prices
 from kilburn.terminal import say
@@ -358,16 +358,11 @@ class Workers:
                 answer: Any = {"value": await self._signing.answer(line.kind, arguments)}
             else:
                 await self._gather()
-                answer = {"value": self._page(*arguments) if line.kind == "page" else self._rows(*arguments)}
+                page, rows = self._metrics.page, self._metrics.rows
+                answer = {"value": page(*arguments).decode() if line.kind == "page" else rows(*arguments)}
         except Exception as error:  # noqa: BLE001 -- whoever asked must not wait for ever
             answer = {"error": str(error)}
         worker.tell("told", answer, line.id)
-
-    def _page(self, tenant: str | None) -> str:
-        return self._metrics.page(tenant).decode()
-
-    def _rows(self, tenant: str | None) -> list[tuple[SessionTotals, str]]:
-        return self._metrics.rows(tenant)
 
     async def _gather(self) -> None:
         """Ask every worker for its figures. Exchanges that it has answered before are counted by then."""

@@ -33,7 +33,7 @@ first."""
 KILLED = "its worker was killed"
 """Why a job failed whose worker has not been heard of since."""
 
-PAUSE, LONGEST = 10.0, 86_400.0
+PAUSE, MAX_PAUSE = 10.0, 86_400.0
 """Seconds until a job is tried again; four times as long each time, up to the second."""
 
 
@@ -72,9 +72,9 @@ class JobClaim:
         before: what was kept of it before.
     """
 
-    def __init__(self, backend: Backend, job: JobName, mine: JobState, before: JobState | None, lease: float) -> None:
+    def __init__(self, backend: Backend, job: JobName, mine: JobState, previous: JobState | None, lease: float) -> None:
         self.job = job
-        self._backend, self._mine, self._before, self._lease = backend, mine, before, lease
+        self._backend, self._mine, self._before, self._lease = backend, mine, previous, lease
         self.lost = False
         """Whether another may have it by now."""
 
@@ -101,19 +101,19 @@ class JobClaim:
         self._replace(None)
 
     def give_back(self) -> None:
-        """It was put down, and did not fail: whoever comes next may take it at once."""
-        before = self._before
-        self._replace(None if before is None else msgspec.structs.replace(before, holder="", until=0.0))
+        """Release the job without a failure, so that the next worker may take it at once."""
+        previous = self._before
+        self._replace(None if previous is None else msgspec.structs.replace(previous, holder="", until=0.0))
 
     def failed(self, error: str) -> None:
-        """It failed: it is tried again after a pause."""
+        """Record a failure; the job is retried after a pause."""
         mine, now = self._mine, self._backend.now()
         self._replace(JobState(mine.tries, now + pause_after(mine.tries), error=error))
 
 
 def pause_after(tries: int) -> float:
     """Seconds until a job is tried again that was begun so often."""
-    return min(PAUSE * 4.0 ** (min(tries, 20) - 1), LONGEST)
+    return min(PAUSE * 4.0 ** (min(tries, 20) - 1), MAX_PAUSE)
 
 
 def named(error: BaseException) -> str:
@@ -127,13 +127,13 @@ def _encoded(entry: JobState) -> str:
 
 
 def kept(backend: Backend) -> dict[JobName, JobState]:
-    """The jobs of a tenant that somebody is at, or that failed, each as it was last kept."""
-    found = {}
+    """Return the state of each job of a tenant that a worker holds, or that failed."""
+    entries = {}
     for name, value in backend.settings.all().items():
         job = _job(name)
         if job is not None:
-            found[job] = _entry(value)
-    return found
+            entries[job] = _entry(value)
+    return entries
 
 
 def _job(name: str) -> JobName | None:
@@ -150,7 +150,7 @@ def _entry(value: str) -> JobState:
 
 
 def take(backend: Backend, job: JobName, *, lease: float = LEASE, rests: bool = True) -> JobClaim | None:
-    """Have a job for a while; None if another has it, or it rests because it failed.
+    """Claim a job for a while. Returns None if another worker has it, or if it pauses after a failure.
 
     Args:
         rests: whether it rests that has killed its workers; not so what is only held while jobs are done that rest themselves.
@@ -159,19 +159,19 @@ def take(backend: Backend, job: JobName, *, lease: float = LEASE, rests: bool = 
         StoreBusy, StoreFull, StoreReadOnly.
     """
     value = backend.settings.all().get(job.name)
-    before, now = None if value is None else _entry(value), backend.now()
-    if before is not None and now < before.until:
+    previous, now = None if value is None else _entry(value), backend.now()
+    if previous is not None and now < previous.until:
         return None
-    error = "" if before is None else KILLED if before.holder else before.error
-    tries = before.tries if before is not None and rests else 0
+    error = "" if previous is None else KILLED if previous.holder else previous.error
+    tries = previous.tries if previous is not None and rests else 0
     mine = JobState(tries + 1, now + lease, secrets.token_hex(8), error)
-    if before is not None and before.holder and mine.tries > 2:
+    if previous is not None and previous.holder and mine.tries > 2:
         # It may be what kills them.
-        pause = before.until + pause_after(before.tries - 1)
+        pause = previous.until + pause_after(previous.tries - 1)
         if now < pause:
-            backend.settings.replace(job.name, value, _encoded(JobState(before.tries, pause, error=error)))
+            backend.settings.replace(job.name, value, _encoded(JobState(previous.tries, pause, error=error)))
             return None
-    return JobClaim(backend, job, mine, before, lease) if backend.settings.replace(job.name, value, _encoded(mine)) else None
+    return JobClaim(backend, job, mine, previous, lease) if backend.settings.replace(job.name, value, _encoded(mine)) else None
 
 
 @contextmanager
@@ -197,7 +197,7 @@ def renewing(claim: JobClaim) -> Iterator[JobClaim]:
 
 
 def settle(backend: Backend, jobs: Collection[JobName]) -> None:
-    """Keep nothing more of jobs that are not to be done any more; what somebody is at stays.
+    """Remove the states of jobs that are no longer to be done, except those that a worker holds.
 
     Raises:
         StoreBusy, StoreFull, StoreReadOnly.
@@ -210,7 +210,7 @@ def settle(backend: Backend, jobs: Collection[JobName]) -> None:
 
 
 def try_again(backend: Backend) -> int:
-    """Let what failed be tried again at once; returns how many jobs that are. What somebody is at stays his.
+    """Make failed jobs due at once and return their number. Jobs that a worker holds stay as they are.
 
     Raises:
         StoreBusy, StoreFull, StoreReadOnly.
@@ -220,6 +220,6 @@ def try_again(backend: Backend) -> int:
         entry = _entry(value)
         if _job(name) is not None and not entry.holder:
             # That it was begun is still known.
-            again = msgspec.structs.replace(entry, tries=min(entry.tries, 1), until=0.0)
-            count += backend.settings.replace(name, value, _encoded(again))
+            retried = msgspec.structs.replace(entry, tries=min(entry.tries, 1), until=0.0)
+            count += backend.settings.replace(name, value, _encoded(retried))
     return count

@@ -42,7 +42,7 @@ WHY = "its time to live is over"
 MISDATED = "its last use was dated in the future; rules count from here"
 """What the ledger says of a session to which a wrong clock has written last."""
 
-READ = (Act.FAULT, Act.SEARCH)
+READ_ACTS = (Act.FAULT, Act.SEARCH)
 """Events that say that somebody read a page."""
 
 
@@ -83,18 +83,18 @@ class TimeToLive(msgspec.Struct, frozen=True, kw_only=True):
     branches: float | None = None
 
     def __post_init__(self) -> None:
-        given = [after for after in (self.archive, self.forget) if after is not None]
-        if any(not after >= 0 for after in (*given, self.branches or 0.0)) or given != sorted(given):
+        delays = [delay for delay in (self.archive, self.forget) if delay is not None]
+        if any(not delay >= 0 for delay in (*delays, self.branches or 0.0)) or delays != sorted(delays):
             raise SpecError("a time to live that makes no sense", advice="give 0 or more, and forget no earlier than you archive")
 
     def decide(self, use: SessionUse, now: float) -> Ending | None:
-        """What is due for a session at this time; None where nothing is, or something holds it."""
+        """Return the action that is due for a session at this time, or None if nothing is due or something holds the session."""
         if use.held or self == TimeToLive():
             return None
         age = now - use.used
         if age < -HOUR:
             return Ending.DATE
-        if any(after is not None and age >= after for after in (self.forget, self.branches if use.alone else None)):
+        if any(delay is not None and age >= delay for delay in (self.forget, self.branches if use.alone else None)):
             return Ending.FORGET
         return Ending.ARCHIVE if self.archive is not None and age >= self.archive else None
 
@@ -116,15 +116,17 @@ class Coolness(msgspec.Struct, frozen=True, kw_only=True):
     least: int = 100
 
     def choose(self, texts: Iterable[TextUse], now: float) -> list[str]:
-        """The digests of the texts that are cold at this time; a text is as warm as the warmest page with it."""
+        """Return the digests of the texts that are cold at this time. A text is as warm as the warmest page with it."""
         warmest: dict[str, TextUse] = {}
-        for one in texts:
-            other = warmest.get(one.digest, one)
-            warmest[one.digest] = TextUse(
-                one.digest, max(one.used, other.used), max(one.tokens, other.tokens), one.held or other.held
+        for text in texts:
+            warmer = warmest.get(text.digest, text)
+            warmest[text.digest] = TextUse(
+                text.digest, max(text.used, warmer.used), max(text.tokens, warmer.tokens), text.held or warmer.held
             )
         return [
-            one.digest for one in warmest.values() if not one.held and now - one.used >= self.after and one.tokens >= self.least
+            text.digest
+            for text in warmest.values()
+            if not text.held and now - text.used >= self.after and text.tokens >= self.least
         ]
 
 
@@ -143,17 +145,17 @@ class Expired(msgspec.Struct, frozen=True, kw_only=True):
     kept: tuple[tuple[str, str], ...] = ()
 
 
-def rule_of(backend: Backend) -> TimeToLive | None:
-    """The tenant's rule; None where it has none.
+def read_rule(backend: Backend) -> TimeToLive | None:
+    """Return the tenant's rule, or None if it has none.
 
     Raises:
         StoreCorrupt: it cannot be read.
     """
-    kept = backend.settings.all().get(SETTING)
-    if kept is None:
+    value = backend.settings.all().get(SETTING)
+    if value is None:
         return None
     try:
-        return msgspec.json.decode(kept, type=TimeToLive)
+        return msgspec.json.decode(value, type=TimeToLive)
     except msgspec.MsgspecError as error:
         raise StoreCorrupt(
             f"the setting {SETTING!r} cannot be read: {error}", advice="`kilburn sessions rule` sets it"
@@ -192,18 +194,18 @@ def expire(
     """
     now, backend = rule_time(store), store.backend
     due: dict[Ending, list[tuple[SegmentInfo, list[SegmentInfo]]]] = {stage: [] for stage in Ending}
-    left = []
+    skipped = []
     for info, below, use, stage in _due(backend, rule, now):
         if use.held:
-            left.append((info.name, use.held))
+            skipped.append((info.name, use.held))
         else:
             due[stage].append((info, below))
     receipts, forgotten = [], []
     for info, below in due[Ending.DATE] if not dry else ():
-        for each in (info, *below):
-            if _used(backend, each, now) - now > HOUR:
+        for member in (info, *below):
+            if _used(backend, member, now) - now > HOUR:
                 with suppress(StoreStale):
-                    _note(backend, each, now, MISDATED)
+                    _note(backend, member, now, MISDATED)
     for info, _ in due[Ending.FORGET]:
         if stopped():
             break
@@ -212,26 +214,28 @@ def expire(
             receipts.append(receipt)
             forgotten.append(info.name)
         elif why:
-            left.append((info.name, why))
+            skipped.append((info.name, why))
     archived, moved = due[Ending.ARCHIVE], Moved()
     if archived and not dry and not stopped():
-        moved = backend.contents.chill(_only_in(backend, {each.number for info, below in archived for each in (info, *below)}))
+        moved = backend.contents.chill(
+            _only_in(backend, {member.number for info, below in archived for member in (info, *below)})
+        )
     return Expired(
         archived=tuple(info.name for info, _ in archived),
         forgotten=tuple(forgotten),
         moved=moved,
         receipts=tuple(receipts),
-        kept=tuple(left),
+        kept=tuple(skipped),
     )
 
 
 def due(backend: Backend, rule: TimeToLive, now: float) -> dict[Ending, set[int]]:
-    """The numbers of the sessions for which something is due at this time and that nothing holds, with their branches'."""
-    found: dict[Ending, set[int]] = {stage: set() for stage in Ending}
+    """Return the numbers of the sessions for which an action is due at this time and that nothing holds, with their branches."""
+    numbers: dict[Ending, set[int]] = {stage: set() for stage in Ending}
     for info, below, use, stage in _due(backend, rule, now):
         if not use.held:
-            found[stage].update(each.number for each in (info, *below))
-    return found
+            numbers[stage].update(member.number for member in (info, *below))
+    return numbers
 
 
 def _dry(store: Store, info: SegmentInfo) -> tuple[Erasure, str]:
@@ -239,9 +243,9 @@ def _dry(store: Store, info: SegmentInfo) -> tuple[Erasure, str]:
 
 
 def _forget(
-    store: Store, info: SegmentInfo, rule: TimeToLive, now: float, told: Callable[[Erasure], object], lease: float
+    store: Store, info: SegmentInfo, rule: TimeToLive, now: float, report: Callable[[Erasure], object], lease: float
 ) -> tuple[Erasure | None, str]:
-    """Forget a session: its receipt, or why it is left alone; "" where it is not due any more."""
+    """Forget a session and return its receipt, or the reason why it is left alone; "" if it is not due any more."""
     backend = store.backend
     claim = take(backend, JobName(FORGET, info.number), lease=lease)
     if claim is None:
@@ -253,11 +257,11 @@ def _forget(
             if _begin(backend, info, rule, now, begun=claim.tries > 1):
                 _keep_receipt(backend, KeptReceipt(segment=info.number, time=now))
                 receipt = store.forget(session=info.name, why=WHY)
-                kept = KeptReceipt(
+                final = KeptReceipt(
                     segment=info.number, time=receipt.time, segments=len(receipt.whole), places=receipt.places, whole=True
                 )
-                _keep_receipt(backend, kept)
-                told(receipt)
+                _keep_receipt(backend, final)
+                report(receipt)
     except KilburnError as failed:
         error = named(failed)
         claim.failed(error)
@@ -270,8 +274,8 @@ def _forget(
 
 
 def _due(backend: Backend, rule: TimeToLive, now: float) -> Iterator[tuple[SegmentInfo, list[SegmentInfo], SessionUse, Ending]]:
-    """The sessions that are due, oldest first, with their branches, and what a rule may know of each. What is held is among them.
-    A branch ends with its session, or because nobody has continued it."""
+    """Yield the sessions that are due, oldest first, with their branches and the facts that a rule may know of each. Held
+    sessions are included. A branch expires with its session, or because nobody has continued it."""
     forks: dict[int, Fork] = {}
     infos = backend.segments()
     names = {info.name for info in infos}
@@ -294,14 +298,14 @@ def _due(backend: Backend, rule: TimeToLive, now: float) -> Iterator[tuple[Segme
             below, use = [], SessionUse(info.name, info.used, "it is damaged: see `kilburn fsck`")
         stage = rule.decide(use._replace(held=""), now)
         if stage is not None:
-            yield info, [each for each, _ in below], use, stage
+            yield info, [branch for branch, _ in below], use, stage
 
 
 def _use(backend: Backend, info: SegmentInfo, below: list[tuple[SegmentInfo, Fork]], now: float, *, begun: bool) -> SessionUse:
-    every = [info, *(each for each, _ in below)]
-    used = max(_used(backend, each, now, begun=begun) for each in every)
+    members = [info, *(member for member, _ in below)]
+    used = max(_used(backend, member, now, begun=begun) for member in members)
     # What a branch gave back may be gone by now: then it looks as if it were open.
-    going = begun and any(_is_dropped(event) for each in every for event in backend.events(each.number, act=Act.DROP))
+    going = begun and any(_is_dropped(event) for member in members for event in backend.events(member.number, act=Act.DROP))
     alone = not below and (going or _is_alone(backend, info))
     return SessionUse(info.name, used, _held(backend, info, [] if going else below), alone)
 
@@ -313,15 +317,16 @@ def _is_alone(backend: Backend, info: SegmentInfo) -> bool:
         # What a client compacted goes on in the new session.
         if "continues" not in origin or origin["forked"] in origin["continues"]:
             return False
-        own = [page.role for page, _ in backend.pages(info.number) if page.id > max(0, origin.get("known", 0))]
+        roles = [page.role for page, _ in backend.pages(info.number) if page.id > max(0, origin.get("known", 0))]
     except StoreCorrupt:
         return False
-    asked = takewhile(lambda role: role is not Role.ASSISTANT, own)
-    return {*own[sum(1 for _ in asked) :]} <= {Role.ASSISTANT}
+    questions = takewhile(lambda role: role is not Role.ASSISTANT, roles)
+    return {*roles[sum(1 for _ in questions) :]} <= {Role.ASSISTANT}
 
 
 def _used(backend: Backend, info: SegmentInfo, now: float, *, begun: bool = False) -> float:
-    """When a session was last used. A wrong clock may have dated events in the future: the last event's own clock then counts.
+    """Return when a session was last used. A wrong clock may have dated events in the future: then the last event's own clock
+    counts.
 
     Args:
         begun: whether a rule has begun to forget it: what that wrote is no use of it.
@@ -340,7 +345,7 @@ def _is_ours(event: Event) -> bool:
 
 
 def _note(backend: Backend, info: SegmentInfo, now: float, why: str) -> None:
-    """Write a note behind the last event of a segment.
+    """Write a note after the last event of a segment.
 
     Raises:
         StoreStale: it is not the last any more.
@@ -354,20 +359,20 @@ def _is_dropped(event: Event) -> bool:
 
 
 def _begin(backend: Backend, info: SegmentInfo, rule: TimeToLive, now: float, *, begun: bool) -> bool:
-    """Whether a session is to be forgotten by now. Then its ledger and those of its branches say so, each behind the event that
-    was its last when the rule decided: whoever has used one of them since keeps them all."""
-    found = backend.segment(info.name, time=0.0, create=False)
-    if found is None or found.number != info.number or found.damaged:
+    """Return whether a session is to be forgotten by now. If so, its ledger and those of its branches record it, each after the
+    event that was its last when the rule decided, so a later use of one of them keeps them all."""
+    current = backend.segment(info.name, time=0.0, create=False)
+    if current is None or current.number != info.number or current.damaged:
         return False
-    below = branches_in(backend, found, {})
-    if rule.decide(_use(backend, found, below, now, begun=begun), now) is not Ending.FORGET:
+    below = branches_in(backend, current, {})
+    if rule.decide(_use(backend, current, below, now, begun=begun), now) is not Ending.FORGET:
         return False
     try:
-        for each in (found, *(one for one, _ in below)):
-            _note(backend, each, now, WHY)
+        for member in (current, *(branch for branch, _ in below)):
+            _note(backend, member, now, WHY)
     except StoreStale:
         return False
-    return [one.number for one, _ in branches_in(backend, found, {})] == [one.number for one, _ in below]
+    return [branch.number for branch, _ in branches_in(backend, current, {})] == [branch.number for branch, _ in below]
 
 
 class KeptReceipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -389,10 +394,10 @@ class KeptReceipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 def kept_receipts(backend: Backend) -> list[KeptReceipt]:
     """Of the sessions that rules have forgotten, the last ones, oldest first."""
-    return _receipts_of(backend.settings.all().get(RECEIPTS))
+    return _decode_receipts(backend.settings.all().get(RECEIPTS))
 
 
-def _receipts_of(value: str | None) -> list[KeptReceipt]:
+def _decode_receipts(value: str | None) -> list[KeptReceipt]:
     try:
         return msgspec.json.decode(value or "[]", type=list[KeptReceipt])
     except msgspec.MsgspecError:
@@ -402,48 +407,49 @@ def _receipts_of(value: str | None) -> list[KeptReceipt]:
 def _keep_receipt(backend: Backend, receipt: KeptReceipt) -> None:
     while True:
         value = backend.settings.all().get(RECEIPTS)
-        kept = [one for one in _receipts_of(value) if one.segment != receipt.segment]
-        made = msgspec.json.encode([*kept, receipt][-MOST_RECEIPTS:]).decode()
-        if backend.settings.replace(RECEIPTS, value, made):
+        others = [stored_receipt for stored_receipt in _decode_receipts(value) if stored_receipt.segment != receipt.segment]
+        encoded = msgspec.json.encode([*others, receipt][-MOST_RECEIPTS:]).decode()
+        if backend.settings.replace(RECEIPTS, value, encoded):
             return
 
 
 def _held(backend: Backend, info: SegmentInfo, below: list[tuple[SegmentInfo, Fork]]) -> str:
-    """Why a session is left alone; "" where nothing holds it."""
+    """Return why a session is left alone, or "" if nothing holds it."""
     if _is_pinned(backend, info.number):
         return "a person pinned a page of it"
-    for each, fork in below:
-        closed = any("branch" in event.data for event in backend.events(each.number, act=Act.NOTE))
-        first = next((page.id for page, _ in backend.pages(each.number) if page.id > 0), 0)
-        if not closed and not any(number == fork.forked for number, _ in backend.citing(each.number, [first])):
-            return f"its branch {each.name!r} is open"
+    for branch, fork in below:
+        closed = any("branch" in event.data for event in backend.events(branch.number, act=Act.NOTE))
+        first = next((page.id for page, _ in backend.pages(branch.number) if page.id > 0), 0)
+        if not closed and not any(number == fork.forked for number, _ in backend.citing(branch.number, [first])):
+            return f"its branch {branch.name!r} is open"
         # The fork pins what the branch is to do.
-        if _is_pinned(backend, each.number, but=first):
-            return f"a person pinned a page of its branch {each.name!r}"
+        if _is_pinned(backend, branch.number, but=first):
+            return f"a person pinned a page of its branch {branch.name!r}"
     return ""
 
 
 def _is_pinned(backend: Backend, number: int, *, but: int = 0) -> bool:
-    """Whether a person has pinned a page in a session. What a branch has from its parent has no row there: its ledger says it."""
+    """Return whether a person has pinned a page in a session. Inherited pages of a branch have no row there, so its ledger
+    tells."""
     pins = {page: event.number for event in backend.events(number, act=Act.PIN) if event.policy == "user" for page in event.pages}
     pins.pop(but, None)
     if not pins:
         return False
-    gone = {page: event.number for event in backend.events(number, act=Act.UNPIN) for page in event.pages}
+    unpins = {page: event.number for event in backend.events(number, act=Act.UNPIN) for page in event.pages}
     states = {page: state for (_, page), (_, state) in backend.read((number, page) for page in pins).items()}
-    return any(states[page].pinned if page in states else at > gone.get(page, 0) for page, at in pins.items())
+    return any(states[page].pinned if page in states else at > unpins.get(page, 0) for page, at in pins.items())
 
 
 def _only_in(backend: Backend, numbers: Collection[int]) -> set[str]:
-    """The texts of segments that no other segment has, too."""
-    own, others = set[str](), set[str]()
+    """Return the texts of segments that no other segment has."""
+    inside, outside = set[str](), set[str]()
     for info in backend.segments():
-        found = own if info.number in numbers else others
+        digests = inside if info.number in numbers else outside
         # A damaged one may hide that it has a text, too: then that is read from the cold place.
         with suppress(StoreCorrupt):
             for page, _ in backend.pages(info.number) if not info.damaged else ():
-                found.update(filter(None, (page.digest, page.extra)))
-    return own - others
+                digests.update(filter(None, (page.digest, page.extra)))
+    return inside - outside
 
 
 def cool(store: Store, rule: Coolness, *, dry: bool = False) -> Moved:
@@ -456,31 +462,31 @@ def cool(store: Store, rule: Coolness, *, dry: bool = False) -> Moved:
         SpecError: the tenant has no cold place. ClockSkew. StoreError: what has moved stays moved.
     """
     now, backend = rule_time(store), store.backend
-    there = backend.contents.cold()
-    chosen = [digest for digest in rule.choose(_texts(backend, rule, now), now) if digest not in there]
+    cold_digests = backend.contents.cold()
+    chosen = [digest for digest in rule.choose(_texts(backend, rule, now), now) if digest not in cold_digests]
     return Moved(texts=len(chosen)) if dry else backend.contents.chill(chosen)
 
 
 def _texts(backend: Backend, rule: Coolness, now: float) -> Iterator[TextUse]:
-    """What a rule may know of each text. Facts and notes are short and searched all the time: they stay. Of a damaged segment,
-    what can be read."""
+    """Yield the facts that a rule may know of each text. Facts and notes stay, because they are short and searched all the time.
+    A damaged segment yields its readable texts."""
     for info in backend.segments():
         if not info.damaged:
             with suppress(StoreCorrupt):
-                yield from _texts_of(backend, rule, now, info)
+                yield from _segment_texts(backend, rule, now, info)
 
 
-def _texts_of(backend: Backend, rule: Coolness, now: float, info: SegmentInfo) -> Iterator[TextUse]:
-    read: dict[int, float] = {}
-    for act in READ if info.kind is SegmentKind.SESSION else ():
+def _segment_texts(backend: Backend, rule: Coolness, now: float, info: SegmentInfo) -> Iterator[TextUse]:
+    read_times: dict[int, float] = {}
+    for act in READ_ACTS if info.kind is SegmentKind.SESSION else ():
         for event in backend.events(info.number, act=act):
-            read.update(dict.fromkeys(event.pages, clock_of(event)))
+            read_times.update(dict.fromkeys(event.pages, clock_of(event)))
     small = info.kind not in (SegmentKind.SESSION, SegmentKind.DOCUMENT)
     last = _used(backend, info, now)
     in_use = now - last < rule.after
     for page, state in backend.pages(info.number):
-        held = small or (in_use and (state.at is Place.IN or state.pinned))
+        is_held = small or (in_use and (state.at is Place.IN or state.pinned))
         # A caller may date what it appends in the future.
-        used = max(min(page.time, last), read.get(page.id, 0.0))
+        used = max(min(page.time, last), read_times.get(page.id, 0.0))
         for digest in filter(None, (page.digest, page.extra)):
-            yield TextUse(digest, used, page.tokens, held)
+            yield TextUse(digest, used, page.tokens, is_held)

@@ -27,7 +27,7 @@ from kilburn.errors import KilburnError
 from kilburn.event import Act
 from kilburn.forgetting.erasure import Erasure
 from kilburn.jobs.claims import FAILED, KILLED, LEASE, JobClaim, JobName, JobState, kept, named, renewing, settle, take
-from kilburn.jobs.ending import FORGET, Coolness, Ending, cool, due, expire, rule_of
+from kilburn.jobs.ending import FORGET, Coolness, Ending, cool, due, expire, read_rule
 from kilburn.kernel.drive import run
 from kilburn.kernel.resolve import resolve
 from kilburn.kernel.session import Session
@@ -167,7 +167,7 @@ class Worker:
 
     Args:
         place: a file, or the URL of a database.
-        told: called with each job that was done.
+        report: called with each job that was done.
         stopped: whether to stop the present job where that is possible, and to begin no other.
 
     Raises:
@@ -180,10 +180,10 @@ class Worker:
         tenants: Sequence[str] = ("default",),
         ways: Ways | None = None,
         *,
-        told: Callable[[Did], object] = lambda did: None,
+        report: Callable[[Did], object] = lambda did: None,
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._told, self._stopped = told, stopped
+        self._told, self._stopped = report, stopped
         self.ways = ways or Ways()
         with ExitStack() as opened:
             self._offices = [opened.enter_context(_Office(self, place, tenant)) for tenant in tenants]
@@ -347,7 +347,7 @@ class _Office:
         return self._do(JobName(JobKind.ERASE), work) if self._is_time(JobKind.ERASE) or has_begun else 0
 
     def _expire(self) -> int:
-        rule = rule_of(self._backend)
+        rule = read_rule(self._backend)
         due_sessions = due(self._backend, rule, rule_time(self._store)) if rule is not None else {}
         awake = self._awake(JobKind.EXPIRE, FORGET)
         resting = {job.segment for job in kept(self._backend) if job.kind == FORGET} - {job.segment for job in awake}
@@ -403,7 +403,7 @@ class _Office:
             for _ in range(BATCHES):
                 if self._is_over(claim):
                     break
-                embedded = vectors.catch_up(BATCH, batch=BATCH, left=failures)
+                embedded = vectors.catch_up(BATCH, batch=BATCH, skipped=failures)
                 count += embedded
                 if not embedded:
                     break
@@ -436,7 +436,7 @@ class _Office:
     def _learn(self) -> int:
         count, awake = 0, self._awake(JobKind.LEARN)
         resting = {job for job in kept(self._backend) if job.kind == JobKind.LEARN}.difference(awake)
-        rule = rule_of(self._backend)
+        rule = read_rule(self._backend)
         # A fact that is learned from a session that expires would be forgotten with it.
         leaving = set[int]() if rule is None else due(self._backend, rule, self._backend.now())[Ending.FORGET]
         for info in self._reading.sessions():

@@ -224,7 +224,7 @@ class Consultation:
     def _find(self, find: Find) -> Answer:
         kernel, limit = self.kernel, max(0, find.limit)
         is_shown = None if find.shown is None else find.shown.__contains__
-        searcher = kernel.searching(is_shown=is_shown, by_words=find.by_words)
+        searcher = kernel.searching(is_shown=is_shown, by_words=find.by_words, by_user=find.by_user)
         tokens = find.tokens or HIT_TOKENS * limit
         findings = searcher.findings(
             find.query, tokens, kernel.clock(), kernel.counter, limit=limit, at=None, abstain=find.abstain, unseen=True

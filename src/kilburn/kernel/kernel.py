@@ -58,7 +58,7 @@ from kilburn.kernel.pending import GATHERED, START, Pending, Savepoint
 from kilburn.kernel.render import readable
 from kilburn.kernel.replay import rebuild, work_of
 from kilburn.kernel.resolve import resolve
-from kilburn.kernel.standing import packed, update_standing
+from kilburn.kernel.standing import is_by_user, packed, update_standing
 from kilburn.kernel.window import GONE, NO_RESULT, PATIENCE, WindowState
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.move import Bring, Drop, Evict, Fold, Load, Move, Retire
@@ -192,6 +192,7 @@ class Kernel:
         alone: bool = False,
         is_shown: Callable[[int], bool] | None = None,
         by_words: bool = False,
+        by_user: bool = False,
     ) -> Searcher:
         """A search of this session, in the state that it has in memory, with what it inherited, and of its branches.
 
@@ -199,6 +200,7 @@ class Kernel:
             alone: only of what is given as branches, in the state that the store has.
             is_shown: whether a page counts as shown; None for those that stand in the window whole.
             by_words: whether it searches by words alone.
+            by_user: whether it searches only what the user said.
         """
         vectors = None if by_words else self._vectors
         if alone:
@@ -207,8 +209,9 @@ class Kernel:
         inherited = [SegmentInfo(number=number, name=self.info.name, created=0.0) for number in shares]
         windows = {info.number: self.window for info in (self.info, *inherited)}
         infos = [self.info, *inherited, *branches]
-        owner = self.lineage.owner
-        return Searcher(self.backend, self._ranking, vectors, infos, windows=windows, owner=owner, shown=is_shown)
+        owner, pages = self.lineage.owner, self.window.pages
+        only = (lambda page: is_by_user(pages[page])) if by_user else None
+        return Searcher(self.backend, self._ranking, vectors, infos, windows=windows, owner=owner, shown=is_shown, only=only)
 
     def as_of(self, event: int) -> Kernel:
         """The session as it stood after an event, within this budget. Changes of it are to be looked at and undone: none can be
@@ -613,7 +616,7 @@ class Kernel:
         if pinned := [page for page in retired if page in window.pins]:
             self.mark(Act.UNPIN, pinned)
         if retired:
-            self.carry(Retire(pages=tuple(retired), why="taken back"))
+            self.carry(Retire(pages=tuple(retired), why="retired: the session goes on without it"))
 
     def leave_out(self, later: WindowState) -> None:
         """Forget and retire, inside the current batch, what is forgotten and retired in a later state of this session."""
@@ -650,7 +653,7 @@ class Kernel:
         if restored:
             # A person let go of it by what is taken back.
             data["standing"] = packed(dict(sorted({**restored, **window.orders}.items())))
-        self.record(Act.LOAD, back, policy="user", cause="user", why="taken back", **data)
+        self.record(Act.LOAD, back, policy="user", cause="user", why="undone", **data)
         check_paired(window, change.at)
         return back
 

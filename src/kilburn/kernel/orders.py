@@ -24,40 +24,33 @@ MAX_SENTENCE = 400
 
 _LASTING = (
     r"from (?:now|here|this \w+) (?:on|forward)(?! the)|going forward|henceforth|in future|at all times|no matter what"
-    r"|by default|as a rule|make (?:it|this) a habit|(?:the )?rest of (?:this|the|our) (?:session|conversation|chat|project"
-    r"|day)"
-    # German, Dutch, Swedish
+    r"|by default|as a rule|make (?:it|this) a habit|(?:the )?rest of (?:this|the|our) (?:session|conversation|chat|project|day)"
     r"|immer|nie|niemals|nur noch|stets|künftig|in zukunft|ab (?:jetzt|sofort)|von nun an|auf keinen fall|merke? dir"
     r"|denke? daran|vergiss nicht|altijd|nooit|voortaan|vanaf nu|onthoud|in geen geval|alltid|aldrig|framöver|hädanefter"
-    r"|kom ihåg"
-    # French, Spanish, Portuguese, Italian
-    r"|toujours|jamais|désormais|dorénavant|à partir de maintenant|souviens-toi|rappelle-toi|n['’]oublie pas|en aucun cas"
-    r"|siempre|nunca|jamás|a partir de ahora|de ahora en adelante|recuerda|no olvides|asegúrate|sempre|a partir de agora"
-    r"|de agora em diante|lembre-se|não (?:se )?esqueça|certifique-se|mai|d['’]ora in poi|da ora in poi|ricordati?"
-    r"|non dimenticare|assicurati|in nessun caso"
-    # Polish, Russian, Ukrainian
-    r"|zawsze|nigdy|od teraz|odtąd|pamiętaj|pod żadnym pozorem|всегда|никогда|отныне|впредь|запомни|помни|не забудь"
-    r"|не забывай|завжди|ніколи|віднині|надалі|пам['’]ятай"
-    # Turkish, Indonesian, Arabic, Hindi
-    r"|asla|her zaman|daima|hep|bundan (?:sonra|böyle)|sakın|unutma|jangan|selalu|mulai sekarang|ingatlah|دائما|دائمًا|أبدا"
-    r"|أبدًا|من الآن فصاعدا|تذكر|हमेशा|कभी|मत|अब से|याद रखना"
+    r"|kom ihåg|toujours|jamais|désormais|dorénavant|à partir de maintenant|souviens-toi|rappelle-toi|n['’]oublie pas"
+    r"|en aucun cas|siempre|nunca|jamás|a partir de ahora|de ahora en adelante|recuerda|no olvides|asegúrate|sempre"
+    r"|a partir de agora|de agora em diante|lembre-se|não (?:se )?esqueça|certifique-se|mai|d['’]ora in poi|da ora in poi"
+    r"|ricordati?|non dimenticare|assicurati|in nessun caso|zawsze|nigdy|od teraz|odtąd|pamiętaj|pod żadnym pozorem|всегда"
+    r"|никогда|отныне|впредь|запомни|помни|не забудь|не забывай|завжди|ніколи|віднині|надалі|пам['’]ятай|asla|her zaman|daima"
+    r"|hep|bundan (?:sonra|böyle)|sakın|unutma|jangan|selalu|mulai sekarang|ingatlah|دائما|دائمًا|أبدا|أبدًا|من الآن فصاعدا|تذكر"
+    r"|हमेशा|कभी|मत|अब से|याद रखना"
 )
 """Words that make an instruction last, in languages that put spaces between words."""
 _UNSPACED = (
-    r"总是|始终|永远|从现在起|从现在开始|以后|记住|不要|别再|切勿|禁止|必须|务必|而不是"
-    r"|常に|必ず|絶対に|決して|今後|これからは|覚えて|忘れない|ないで|ではなく"
+    r"总是|始终|永远|从现在起|从现在开始|以后|记住|不要|别再|切勿|禁止|必须|务必|而不是|常に"
+    r"|必ず|絶対に|決して|今後|これからは|覚えて|忘れない|ないで|ではなく"
     r"|항상|절대|앞으로|기억해|잊지 마|지 마|반드시"
 )
 """The same in Chinese, Japanese and Korean."""
 _SUBJECT = (
     r"i|i['’]\w+|we|we['’]\w+|he|she|it|they|there|this|that|these|those|the|a|an|my|our|his|her|their|your|you|everyone"
-    r"|everybody|someone|nobody|nothing|who|what|why|how|where|which|is|are|was|were|did|does|has|have|had|can|could|would"
-    r"|will|so|because|maybe|in|thanks?|yesterday|today|last|once|some|many|most|ha|haha|oh|yeah|\w{3,}ing|ich|er|sie|es|wir"
-    r"|ihr|der|die|das|ein|eine|mein|meine|unser|unsere|man|wer|was|wie|warum|bei|gestern|heute|leider|dort|hier|je|j['’]\w+"
-    r"|il|elle|on|nous|ils|le|la|les|un|une|mon|ma|ce|c['’]\w+|ça|hier|yo|él|ella|nosotros|ellos|el|los|las|mi|ayer|hoy|eu"
-    r"|ele|ela|nós|eles|o|os|as|meu|minha|ontem|io|lui|lei|noi|loro|lo|gli|mio|mia|ieri|ik|hij|zij|ze|wij|het|de|een|mijn"
-    r"|gisteren|jag|han|hon|vi|det|den|igår|ja|ona|my|to|wczoraj|я|он|она|мы|они|это|вчера|він|вона|ми|вони|це|вчора|ben|biz"
-    r"|dün|saya|dia|kami|kemarin|أنا|هو|هي|نحن|أمس|मैं|वह|हम\s|कल"
+    r"|everybody|someone|nobody|nothing|who|what|why|how|where|which|is|are|was|were|did|does|has|have|had|can|could|would|will"
+    r"|so|because|maybe|in|thanks?|yesterday|today|last|once|some|many|most|ha|haha|oh|yeah|\w{3,}ing|ich|er|sie|es|wir|ihr|der"
+    r"|die|das|ein|eine|mein|meine|unser|unsere|man|wer|was|wie|warum|bei|gestern|heute|leider|dort|hier|je|j['’]\w+|il|elle|on"
+    r"|nous|ils|le|la|les|un|une|mon|ma|ce|c['’]\w+|ça|hier|yo|él|ella|nosotros|ellos|el|los|las|mi|ayer|hoy|eu|ele|ela|nós|eles"
+    r"|o|os|as|meu|minha|ontem|io|lui|lei|noi|loro|lo|gli|mio|mia|ieri|ik|hij|zij|ze|wij|het|de|een|mijn|gisteren|jag|han|hon|vi"
+    r"|det|den|igår|ja|ona|my|to|wczoraj|я|он|она|мы|они|это|вчера|він|вона|ми|вони|це|вчора|ben|biz|dün|saya|dia|kami|kemarin"
+    r"|أنا|هو|هي|نحن|أمس|मैं|वह|हम\s|कल"
 )
 """Words with which a statement or a question begins rather than an instruction."""
 _INNER = r"ich|es|wir|man|je|nous|yo|io|я|мы|ми|i|is|are|was|were|['’]s"
@@ -83,82 +76,94 @@ _GENERAL = (
 )
 """Words with which an imperative is more than one request."""
 _IMPERATIVE = (
-    rf"(?:^|[,;:–—] (?:(?:so|and|but|then|please) )*)(?:{_VERB}\b(?:(?!\b(?:that|which|who|where)\b).)*?{_GENERAL}"
-    rf"|{_MANNER}(?:\W+\w+){{0,5}}?\W+(?:each|every|any|all)\b)|^{_MANNER}\W+(?:\w+ )?only\b|^(?:{_MANNER}|answer|call|fix"
-    rf"|give|reply|say|show|write)\b.*, not "
+    rf"(?:^|[,;:–—] (?:(?:so|and|but|then|please) )*)(?:{_VERB}\b(?:(?!\b(?:that|which|who|where|why|how)\b).)*?{_GENERAL}"
+    rf"|{_MANNER}(?:\W+\w+){{0,5}}?\W+(?:each|every|any|all)\b)|^{_MANNER}\W+(?:\w+ )?only\b|^(?:{_MANNER}|answer|call|fix|give"
+    rf"|reply|say|show|write)\b.*(?:, | \()not "
     r"|^(?:call|give|name|report|show|spell|write) (?:all|each|every) .* (?:as|in) |^let['’]?s (?:always|avoid|keep(?! \w+ing"
-    r"| at)|never|not|stick|use)\b|^keep\b.{1,40}\b(?:below|out of|to \d|under|within)\b|^(?:default|speak|spell"
-    r"|stay(?! where)|stick|treat)\b(?!.*!$)|, so (?:avoid|keep|leave|stick|use)\b"
+    r"| at)|never|not|stick|use)\b|^keep\b.{1,40}\b(?:below|out of|to \d|under|within)\b|^(?:default|speak|spell|stay (?:away"
+    r"|below|in|inside|off|on|out|under|within)|stick|treat)\b(?!.*!$)|, so (?:avoid|keep|leave|stick|use)\b"
     rf"|^(?:for|every|each|on) (?!now|example|the|this|a\b)(?:\w+ ){{0,3}}\w+, {_VERB}\b"
-    rf"|^{_MANNER}\b(?! \w+ing)(?!.*!$)(?!.*\b(?:the|this|these|that|those|it|them|an?|my|our|one|two|three|next|second"
-    rf"|\d+)\b)(?:\W+\w+){{2,}}"
+    rf"|^{_MANNER}\b(?! (?!existing)\w+ing)(?!.*!$)(?!.*\b(?:the|this|these|that|those|it|them|an?|my|our|one|two|three|next"
+    rf"|second|\d+)\b)(?:\W+\w+){{2,}}"
 )
 """An imperative for each such case: with a word of `_GENERAL`, or about nothing in particular ("use descriptive names")."""
 _WISH = (
+    r"^it(?: would|['’]d) be (?:best|better|good|great|nice) if (?:all|each|every|no\b|nothing|you (?:always|never))"
+    r"|^we (?:always|don['’]?t|do not|never|only) \w+ .*\bin (?:our|this) (?:code|codebase|company|house|project|repo\w*|team)\b|"
     rf"^we (?:always|never) {_VERB}\b"
-    r"|^i['’]d like (?:\w+ )?(?:answers|replies|summaries)\b|^i (?:want|need|expect|would like)\b.*\b(?:(?:after|before|for"
-    r"|in|on|with) (?:each|every|any)|whenever)\b|\bimportant (?:to me )?that (?:you|no|all|every)\b|\bif you (?:could"
+    r"|^i['’]d like (?:\w+ )?(?:answers|replies|summaries)\b|^i (?:want|need|expect|would like)\b.*\b(?:(?:after|before|for|in"
+    r"|on|with) (?:each|every|any)|whenever)\b|\bimportant (?:to me )?that (?:you|no|all|every)\b|\bif you (?:could"
     r"|would)\b.*\b(?:every|each|all|always|never|whenever)\b|^i (?:(?:really|do|just) )?(?:don['’]?t want (?:you|any|to see)"
-    r"|insist|expect you|prefer (?:that|if|it|you\b|\w+ (?:answers|replies)))|^i(?:['’]d| would) (?:rather (?:you|hear|see"
-    r"|have|get|not)|prefer (?:it|that|if|you)|like you to (?:\S+ ){1,12}(?:whenever|before|every|each|any))\b"
-    r"|^i(?:['’]d like| (?:want|need|would like|expect)) (?:(?:all(?! the)|every|everything|each|no|only)|you to (?:never"
-    r"|always|not|(?:\S+ ){1,12}(?:whenever|before any\w*|every|each|any)))\b"
+    r"|insist|expect you|prefer (?:that|if|it|you\b|\w+ (?:answers|replies)))|^i(?:['’]d| would) (?:rather (?:you|hear|see|have"
+    r"|get|not)|prefer (?:it|that|if|you)|like you to (?:\S+ ){1,12}(?:whenever|before|every|each|any))\b|^i(?:['’]d like"
+    r"| (?:want|need|would like|expect)) (?:(?:all(?! the)|every|everything|each|no|only)|you to (?:never|always|not"
+    r"|(?:\S+ ){1,12}(?:whenever|before any\w*|every|each|any)))\b"
 )
 """How a user wishes for something."""
 _FORBIDS = (
-    rf"^only (?:{_VERB}|change|edit|make|modify|touch|work)\b|^(?:give|make|take|use) no\b|^(?:once|twice) an? \w+, {_VERB}\b"
+    rf"^(?!(?:{_SUBJECT}|not)\b)(?!\w+(?:s|ed)\b)\w+ (?:[\w-]+ ){{0,4}}only (?:after|by|for|if|in|on|when|with)\b"
+    rf"|^only (?!(?:{_SUBJECT}|one|two|three)\b)\w+(?<!s) (?:[\w-]+ )+(?:after|if|when)\b|\bunless otherwise\b"
+    r"|^no (?!big|more|other|real)[\w-]+ (?:[\w-]{3,}s\W*$|[\w-]+ (?:in|on|without|before|after|unless|until) )|^(?:keep|leave"
+    r"|let) .+ as (?:they are|it is|is|the (?:only|single|sole) .+)\W*$|^(?:choose|favou?r|prefer|value) .+ over \w|\b(?:when"
+    r"|if) (?:asked|in doubt|prompted|unsure)\W*$|^no need to (?!apologi|be\b|go\b|hurry|panic|rush|thank|wait|worry)\w+"
+    rf"|^only (?:{_VERB}|change|edit|make|modify|touch|work)\b|^(?:give|make|take|use) no\b|^(?:once|twice) an? \w+, {_VERB}\b"
     r"|^(?:always|never|do not|don['’]?t|avoid|refrain|stop \w+ing|no more|hands off|be sure|make sure|ensure"
     r"|remember\b(?! (?:when|the|how|my|our))|keep in mind|prefer|be (?:concise|brief|honest|direct|terse|straight|polite"
     r"|formal)|let me (?:approve|see|check|review|confirm) (?:every|all|each|any|before))\b|^(?:call|address) me (?-i:[A-Z])"
-    r"|^(?:answer|reply|respond|speak|write back)(?: \w+){0,2} (?:in|with|using|briefly)\b|^keep (?:your|every|all|each"
-    r"|answers|replies|it (?:short|brief|simple))\b|^(?:stick|default) to\b|^no (?!problem|worr|idea|way|doubt|thank|need"
-    r"|rush|hurry|luck|matter|wonder|longer|one\b)\w+(?:s|ing)?(?:, (?:no \w+|please)| (?:on|within|in|without|before|after"
-    r"|unless|until|for|at) )|(?:[,:;–—] |\b(?:and|but|please|just|also) (?:please )?)(?:always|never|do not"
-    r"|don['’]?t)(?=\W*$| (?!\w+(?:s|ed)\b))"
+    r"|^(?:answer|reply|respond|speak|write back)(?: \w+){0,2} (?:in|with|using|briefly)\b|^keep (?:your|every|all|each|answers"
+    r"|replies|it (?:short|brief|simple))\b|^(?:stick|default) to\b|^no (?!problem|worr|idea|way|doubt|thank|need|rush|hurry"
+    r"|luck|matter|wonder|longer|one\b)\w+(?:s|ing)?(?:, (?:no \w+|please)| (?:on|within|in|without|before|after|unless|until"
+    r"|for|at) )|(?:[,:;–—] |\b(?:and|but|please|just|also) (?:please )?)(?:always|never|do not|don['’]?t)(?=\W*$| (?!\w+(?:s"
+    r"|ed)\b))"
 )
 """How a sentence forbids, or asks for a manner."""
 _DEONTIC = (
     r"\b(?:under no circumstances|on no account|at no (?:point|time)|in no case|until further notice|until i (?:say|tell|ask)"
     r"|nobody (?:but|except))\b|\b(?:must|should|shall) be\b.*\b(?:throughout|everywhere|each|unless|without)\b|\b(?:and"
     r"|but) (?:never|nothing|nowhere)(?! \w+(?:s|ed)\b)|\byou (?:must(?! have\b| be\b)|shall|(?:may|should|need|have"
-    r"|ought) (?:not|only|never|always)\b|are to\b)|\byou(?: are|['’]re) (?:not|never|only) (?:allowed|to|supposed"
-    r"|permitted)\b|\b(?:must|should|shall) (?:never|always|only)\b(?! have)|^(?!(?:my|the|his|her|our|your|their|these|those"
+    r"|ought) (?:not|only|never|always)\b|are to\b)|\byou(?: are|['’]re) (?:not|never|only) (?:allowed|to|supposed|permitted)\b"
+    r"|\b(?:must|should|shall) (?:never|always|only)\b(?! have)|^(?!(?:my|the|his|her|our|your|their|these|those"
     r"|this)\b)(?:\w+ )?\w+[^s\W]s (?:should|must|shall) \w+|\bonly (?:after|with my|once i|if i)\b|\b(?:must|shall) not be\b"
     r"|\b(?:forbidden|prohibited|taboo|banned|out of bounds)\b|\b(?:every (?:single )?time|always|without exceptions?"
     r"|no exceptions|only)(?:[,;] (?:i\b|please|even|not|never)\b.*)?\W*$|\b(?:off[- ]limits|read-only)\b|\b(?:leave|left"
     r"|let) .{1,40} alone\b|\b(?:is not|are(?: not| only| always)?) to be (?!expected)\w+|^you (?:can|may) (?!see"
-    r"|hear).{3,60} (?:again|after all)\b|\b(?:is|are|it['’]s) (?:ok|okay|fine|allowed) (?:again|now)\b|^(?:forget|ignore"
-    r"|drop|disregard) (?:the rule|my (?:rule|order)|what i said)\b|^(?:all|every|each|any|no(?! need)|nobody|nothing|only"
-    r"|anything|everything)\b[^,.;?]{1,60}\b(?:must|should|shall|may|needs?|ha(?:ve|s) to|(?:is|are) (?:not )?(?:allowed"
-    r"|permitted|to)|without|unless|until)\b"
-    # German, French
-    r"|\b(?:du|sie) (?:sollst|sollen|darfst|dürfen|musst|müssen)\b|\btu (?:ne )?dois\b"
-)
+    r"|hear).{3,60} (?:again|after all)\b|\b(?:is|are|it['’]s) (?:ok|okay|fine|allowed) (?:again|now)\b|^(?:forget|ignore|drop"
+    r"|disregard) (?:the rule|my (?:rule|order)|what i said)\b|^(?:all|every|each|any|no(?! need)|nobody|nothing|only|anything"
+    r"|everything)\b[^,.;?]{1,60}\b(?:must|should|shall|may|needs?|ha(?:ve|s) to|(?:is|are) (?:not )?(?:allowed|permitted|to)"
+    r"|without|unless|until)\b|^(?!(?:SUBJECT)\b)(?:[\w/.-]+ ){1,4}(?:must (?:not )?(?!be\b|have\b)\w+|(?:must"
+    r"|should) (?:not )?be \w+ed\b)|^(?:my|our|the) (?:convention|policy|preference|rule) (?:here )?is\b|\b(?:disallowed"
+    r"|discouraged|hands off)\b|(?:; |[–—]\s?)(?:never|always|do not|don['’]?t)(?! (?:you|\w+(?:s|ed))\b)|\b(?:du|sie) (?:sollst"
+    r"|sollen|darfst|dürfen|musst|müssen)\b|\btu (?:ne )?dois\b"
+).replace("SUBJECT", _SUBJECT)
 """How a sentence says what may and must be."""
 _CONDITION = (
     r"^(?:whoever|whatever|wherever)\b[^,]{3,60}, |^in (?:this|our) (?:chat|codebase|conversation|project|repo\w*|session"
     r"|team),? we\b|^let me \w+ .*\b(?:each|every|first|myself)\b|^(?:whenever|any ?time|every time"
-    r"|each time)\b[^,]{3,100}(?:, (?!(?:SUBJECT)\b)| please )|^(?:when|if|before|after|prior to) (?:ever )?(?:any\w*|each"
-    r"|every|some\w+|nobody|an?|ever|unsure|uncertain|asked|in doubt|there|\w+ing|\w+s are|i (?:ask|mention|say|send|speak"
-    r"|write)|i(?: am|['’]m)|you(?! are (?:done|finished|ready)| (?:have|want|like|can|could"
-    r"|choose)\b))\b[^,]{0,100},(?! (?:SUBJECT|then|both)\b)"
+    r"|each time)\b[^,]{3,100}(?:, (?!(?:SUBJECT)\b)| please )|^(?:when|if|before|after|prior to) (?:ever )?(?:any\w*|each|every"
+    r"|some\w+|nobody|an?|ever|unsure|uncertain|asked|in doubt|there|\w+ing|\w+s are|i (?:ask|mention|say|send|speak|write)"
+    r"|i(?: am|['’]m)|you(?! are (?:done|finished|ready)| (?:have|want|like|can|could|choose)\b))\b[^,]{0,100},(?! (?:SUBJECT"
+    r"|then|both)\b)"
 ).replace("SUBJECT", _SUBJECT)
 """What is to be done in each such case."""
 _FOREIGN_IMPERATIVE = (
     r"^kein\w* (?!ahnung|angst|problem|sorge|zeit)|^(?:bitte )?(?!\w+ (?:ist|war|hat|geht|kann|sind"
-    r"|mir)\b)\w+(?: sie)? .*\b(?:nicht|keine?[nms]?)\b|^n(?:e |['’])\w+ .*\b(?:pas|plus)\b|^no \w+(?:es|as|en|an) (?:el|la"
-    r"|los|las|un|una|nada|en|a|de|más)\b|^não \w+(?:e|es|em) (?:o|a|os|as|um|uma|nada|em|de)\b|^non \w+(?:are|ere|ire)\b"
-    r"|^(?:nie|не) \w+(?:j|jcie|й|йте|и|ите|ь|ьте)\b|\b(?:stattdessen|sondern|вместо|au lieu de|en (?:lugar|vez) de)\b"
+    r"|mir)\b)\w+(?: sie)? .*\b(?:nicht|keine?[nms]?)\b|^n(?:e |['’])\w+ .*\b(?:pas|plus)\b|^no \w+(?:es|as|en|an) (?:el|la|los"
+    r"|las|un|una|nada|en|a|de|más)\b|^não \w+(?:e|es|em) (?:o|a|os|as|um|uma|nada|em|de)\b|^non \w+(?:are|ere|ire)\b|^(?:nie"
+    r"|не) \w+(?:j|jcie|й|йте|и|ите|ь|ьте)\b|\b(?:stattdessen|sondern|вместо|au lieu de|en (?:lugar|vez) de)\b"
 )
 """Imperatives that forbid, in other languages than English."""
 _PHRASE = (
     r"^(?:don['’]?t (?:worry|bother|get me wrong|mention it|know|you\b(?! dare)|think|tell me|be (?:sorry|shy|silly|afraid)"
-    r"|let the|panic|i\b|give up|forget to \w+ yourself)|(?:never|always) (?:in\b|say never|give up|heard|seen|been|had"
-    r"|again\W*$|\w+(?:ed|ing)\b)|make sure\?|remember (?:when|the)\b|always (?:here|there)\b)|\b(?:don['’]?t be (?:late|shy"
-    r"|sorry)|always the same|let (?:me|us) know|you (?:please )?make sure|hesitate|never mind|feel free|never give up)\b"
+    r"|let the|panic|i\b|give up|quit|lose (?:faith|heart|hope)|do it\b|\w+ (?:her|him)\b|forget to \w+ yourself)|(?:never"
+    r"|always) (?:in\b|say never|give up|heard|seen|been|had|saw|knew|thought|got|came|felt|took|made|again\W*$|\w+(?:ed|ing)\b)"
+    r"|make sure\?|remember (?:when|the)\b|always (?:here|there)\b)|\b(?:don['’]?t be (?:late|shy|sorry)|always the same"
+    r"|let (?:me|us) know|you (?:please )?make sure|hesitate|never mind|feel free|never give up)\b"
 )
 """Set phrases that only look like orders."""
-_REPORTED = r"\b(?:says|said|they told|told me|according to|their|they|kidding)\b"
+_REPORTED = (
+    r"\b(?:says|said|they told|told me|according to|their|they|kidding|i (?:guess|suppose|think))\b|^(?:imagine|suppose)\b"
+    r"|\b(?:believes|claims|thinks|thought|wants) (?:that )?(?:we|you|everyone)\b"
+)
 """Words of what somebody else orders."""
 _TEMPORARY = r"\b(?:yet|today|tomorrow|tonight|right now|for now)\b"
 """Words of what is soon over."""
@@ -173,8 +178,8 @@ _CORRECTION = (
 )
 """How a message begins that corrects."""
 _OPENING = (
-    r"^(?:[-*•+] +|\d+[.)] +)?(?:(?:please|kindly|and|but|so|also|again|then|important|note|reminder|ok(?:ay)?|yes|well|hey"
-    r"|hi|oh|bitte|just|one more thing|rule \d+|do me a favou?r(?: and)?|this is an important \w+|s'il te plaît|por favor"
+    r"^(?:[-*•+] +|\d+[.)] +)?(?:(?:please|kindly|and|but|so|also|again|then|important|note|reminder|ok(?:ay)?|yes|well|hey|hi"
+    r"|oh|bitte|just|one more thing|rule \d+|do me a favou?r(?: and)?|this is an important \w+|s'il te plaît|por favor"
     r"|per favore|alsjeblieft|proszę|пожалуйста)\b[,:!.]* *(?:that )?)*"
 )
 """Words before an order."""
@@ -183,8 +188,7 @@ _BRIDGE = (
 )
 """What a chat bridge puts before a message: time, name, channel."""
 _HEADER = (
-    r"^(?:(?:from|to|cc|subject|sent|date|von|an|betreff|de|à|objet|asunto):\s|-{3,} ?(?:original|forwarded)"
-    r"|on .{5,80} wrote:)"
+    r"^(?:(?:from|to|cc|subject|sent|date|von|an|betreff|de|à|objet|asunto):\s|-{3,} ?(?:original|forwarded)|on .{5,80} wrote:)"
 )
 """Lines of a mail: of two or more, all that follows is the mail's."""
 _FOREIGN = (
@@ -212,8 +216,7 @@ _LASTS = rf"(?<!\w)(?:{_LASTING})(?!\w)"
 _ASKED = r"^(?:can|could|will|would) you (?:please )?|,? (?:please|(?:would|will|could|can) you)$"
 _FRAME = rf"(?:for )?(?:{_LASTING})[.:]"
 _STATEMENT = (
-    rf"(?:{_SUBJECT})(?!\w)|\W*(?:\w+ ){{1,3}}(?:{_INNER})\b|.*\b(?:that|which|who|where|if|nobody) (?:\w+ )?(?:never"
-    rf"|always)\b"
+    rf"(?:{_SUBJECT})(?!\w)|\W*(?:\w+ ){{1,3}}(?:{_INNER})\b|.*\b(?:that|which|who|where|if|nobody) (?:\w+ )?(?:never|always)\b"
 )
 
 
@@ -229,7 +232,7 @@ def find_orders(text: str) -> tuple[Span, ...]:
         return ()
     orders: list[Span] = []
     framed = False
-    for number, (start, stop, listed) in enumerate(_sentences(text)):
+    for number, (start, stop, listed) in enumerate(own_sentences(text)):
         sentence = text[start:stop]
         if listed or framed or is_order(sentence) or (number == 0 and _pattern(_CORRECTION).match(sentence)):
             orders.append((start, stop))
@@ -250,9 +253,11 @@ def is_order(sentence: str) -> bool:
         return True
     if _pattern(_IMPERATIVE).search(words):
         return _pattern(_TEMPORARY).search(words) is None
+    if _pattern(_CONDITION).match(words):
+        return True
     if _pattern(r"(?:i|we)\b").match(words) or _pattern(_REPORTED).search(words):
         return False
-    if _pattern(_DEONTIC).search(words) or _pattern(_CONDITION).match(words):
+    if _pattern(_DEONTIC).search(words):
         return True
     if _pattern(_STATEMENT).match(words):
         return False
@@ -272,7 +277,7 @@ class _Line(NamedTuple):
     wrapped: bool
 
 
-def _sentences(text: str) -> Iterator[tuple[int, int, bool]]:
+def own_sentences(text: str) -> Iterator[tuple[int, int, bool]]:
     """Yield the sentences of the user's own words, and whether each stands in a list of rules."""
     # Most messages are one line, which is the user's own unless it looks like code or output.
     is_line = "\n" not in text and len(text) <= LONG

@@ -12,22 +12,24 @@ import msgspec
 
 from kilburn.effect import Outcome
 from kilburn.event import Act, Event
-from kilburn.page import address_of, span_of
+from kilburn.page import Place, address_of, span_of
 
 MOVES = frozenset({Act.LOAD, Act.EVICT, Act.FOLD, Act.RETIRE})
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
-    """One compaction.
+    """One compaction, or moves of the kernel or of a person.
 
     Args:
         turn: the last admitted message; `time` is in seconds since the epoch.
         events: numbers of its first and last event in the ledger.
-        policy: who did it: a policy's spec, "kernel" or "user"; `cause` is why it was asked.
-        outcome: DONE if the policy's moves were carried out, else what went wrong; see `Outcome`. A word that is none
-            of these was written by another version.
-        why: in the policy's words.
-        left: addresses of what left the window or was folded, in ranges; each can be recalled.
+        policy: who did it: a policy's spec, its class's name in lower case, "compact on demand", "kernel" or "user"; `cause` is
+            why it was asked.
+        outcome: DONE if the moves were carried out, NO_PROGRESS if they freed nothing in a window that was too full, else what
+            went wrong; see `Outcome`. A word that is none of these was written by another version.
+        why: the reasons of the moves, and what the policy noted, joined by "; "; of a summary, how it was made.
+        left: addresses of what left the window or was folded, in ranges; each can be recalled. What a fold cites, and had left
+            before, is not among them.
         folds: addresses of what stands in their place.
         brought: addresses of copies of passages whose pages stayed where they are (see `kilburn.move.Bring`).
         back: addresses of pages that came back.
@@ -92,7 +94,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def receipts(events: Iterable[Event], use: int = 0) -> Iterator[Receipt]:
-    """The receipts of a ledger, oldest first; or of a part of it that begins with no move.
+    """Yield the receipts of a ledger, oldest first. A part of a ledger must not begin in the middle of a receipt.
 
     Args:
         use: tokens in the window before the first of these events.
@@ -121,19 +123,19 @@ def receipts(events: Iterable[Event], use: int = 0) -> Iterator[Receipt]:
 
 
 def _whose(event: Event) -> tuple[str, str, int]:
-    """Moves of one receipt agree in this: a call that a late result brought back did not leave under pressure."""
+    """What the moves of one receipt have in common. So a call that a late result brought back (kernel, "admit") is apart from
+    evictions under pressure."""
     return event.policy, event.cause, event.turn
 
 
 def _receipt(moves: list[Event], last: Event, use: int) -> Receipt:
     """The receipt of some moves, up to their COMPACT event, or the last of them if there is none."""
-    leaving = {page for event in moves for page in event.pages if event.act is not Act.LOAD and not _is_copy(event)}
+    moved = [entry for event in moves if event.act is not Act.LOAD for entry in event.data.get("to", {}).items()]
+    leaving = {page for place, pages in moved if place != Place.IN for page in pages}
     back = {page for event in moves for page in event.pages if event.act is Act.LOAD}
     data: Mapping[str, Any] = last.data if last.act is Act.COMPACT else {}
     why = [event.why for event in [*moves, last] if event.why]
-    freed = data.get("freed")
-    if not isinstance(freed, int):
-        freed = use - last.tokens
+    freed = figure if isinstance(figure := data.get("freed"), int) else use - last.tokens
     return Receipt(
         turn=last.turn,
         time=last.time,
@@ -149,13 +151,13 @@ def _receipt(moves: list[Event], last: Event, use: int) -> Receipt:
         added=max(0, -freed),
         asked=tuple(data.get("asked", ())),
         events=((moves or [last])[0].number, last.number),
-        figures={key: value for key, value in data.items() if key not in ("outcome", "freed", "moves", "asked")},
+        figures={key: value for key, value in data.items() if key not in ("outcome", "freed", "moves", "asked", "raised")},
     )
 
 
 def newest_moves(events: Sequence[Event]) -> tuple[Receipt | None, set[int], set[int]]:
-    """What can be taken back: the newest compaction that was not, the pages that it moved or made, and those that were moved
-    since to keep the transcript whole.
+    """Return the newest compaction that is not undone yet, the pages that it moved or made, and the pages that the kernel moved
+    since because a result came late. What only retires pages cannot be undone.
 
     Args:
         events: the whole ledger of a session.
@@ -163,7 +165,7 @@ def newest_moves(events: Sequence[Event]) -> tuple[Receipt | None, set[int], set
     undone = {int(event.data["undoes"]) for event in events if "undoes" in event.data}
     since = set[int]()
     for receipt in reversed(list(receipts(events))):
-        moves = [event for event in events[receipt.events[0] - 1 : receipt.events[1]] if event.act in MOVES]
+        moves = [event for event in events[receipt.events[0] - 1 : receipt.events[1]] if event.act in MOVES - {Act.RETIRE}]
         if not moves or receipt.events[1] in undone or any("undoes" in event.data for event in moves):
             continue
         moved_pages = {page for event in moves for page in _moved_by(event)}
@@ -191,11 +193,8 @@ def _is_copy(event: Event) -> bool:
 
 
 def _outcome_of(data: Mapping[str, Any]) -> Outcome | str:
-    word = data.get("outcome", Outcome.DONE)
-    try:
-        return Outcome(word)
-    except ValueError:
-        return str(word)
+    word = str(data.get("outcome", Outcome.DONE))
+    return next((outcome for outcome in Outcome if outcome == word), word)
 
 
 def ranges(pages: Iterable[int]) -> tuple[str, ...]:

@@ -165,7 +165,7 @@ class Segment(ABC):
         All places that registered in the `erasers` of a session (a folder of spilled keys and values) are called, even if
         one fails. Its error is raised afterwards, and the pages are forgotten here all the same.
 
-        Not reached are providers' caches, file-system snapshots, and exports.
+        Not reached are the places in `kilburn.forgetting.erasure.UNREACHED`, and exports.
 
         Args:
             address: of pages here, such as `p17` or `p17-p20`; in a session also of a branch, such as `b1/p17`.

@@ -105,7 +105,8 @@ class Edits:
                     was = f"what was there before the change at turn {receipt.turn}"
                     raise LawBroken(
                         2, f"{was} takes {over:,} tokens more than the window has",
-                        advice="recall or pin single pages, or open a larger window",
+                        advice="recall or pin single pages, or allow more tokens "
+                        "(`kilburn window undo --window`, `undo(tokens=...)`)",
                     )  # fmt: skip
         return receipt
 
@@ -115,7 +116,7 @@ class Edits:
 
         Args:
             by: a policy that is asked once, now, in place of the session's own: what `compact` would do with it.
-            capacity: tokens that the pages of a prompt may take, by this session's count, as `shipped` has it; None for those
+            capacity: tokens that the pages of a prompt may take, by this session's count, as `last_room` has it; None for those
                 of the session's budget, corrected by what providers reported.
 
         Raises:

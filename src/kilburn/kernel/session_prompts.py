@@ -64,8 +64,9 @@ class SessionPrompts:
             return self._session._kernel.excess
 
     @property
-    def shipped(self) -> int | None:
-        """Tokens, by the session's own counter, that the last prompt might take; None before the first prompt."""
+    def last_room(self) -> int | None:
+        """Tokens, by the session's own counter, that the pages of the last prompt might take (`Stats.room`); None before the
+        first prompt."""
         with self._session.lock:
             return self._session._kernel.ledger.stats.room or None
 

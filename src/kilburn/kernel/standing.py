@@ -59,7 +59,7 @@ def update_standing(
     orders = {number: spans for number, spans in previous.items() if number not in unavailable}
     topics: dict[frozenset[str], tuple[int, Span]] = {}
     for page, text in new:
-        if page.role is not Role.USER or page.kind is not Kind.TEXT or page.trust < Trust.USER or page.id in unavailable:
+        if not is_by_user(page) or page.id in unavailable:
             continue
         spans = find_orders(text)
         if spans and not topics:
@@ -84,6 +84,11 @@ def update_standing(
             room -= min(tokens[number], excerpt_tokens(spans))
             chosen[number] = spans
     return dict(sorted(chosen.items()))
+
+
+def is_by_user(page: Page) -> bool:
+    """Whether a page is a text of the user."""
+    return page.role is Role.USER and page.kind is Kind.TEXT and page.trust >= Trust.USER
 
 
 def _topic(text: str, span: Span) -> frozenset[str]:

@@ -37,7 +37,7 @@ from kilburn.page import parse_address
 from kilburn.policy import Policy
 from kilburn.retrieval import Meanings, Ranking
 from kilburn.search.found import DamageWarning, Findings, Found
-from kilburn.search.search import RANKING, Searcher, kinds_of
+from kilburn.search.search import RANKING, Searcher, segment_kinds
 
 if TYPE_CHECKING:
     from kilburn.memory.notes import Notes
@@ -393,7 +393,7 @@ class Store:
         )
 
     def _searching(self, where: str | Iterable[str], user: str | None, without: set[str]) -> Searcher:
-        scope = self.backend.scope(kinds_of(where), user)
+        scope = self.backend.scope(segment_kinds(where), user)
         infos, everywhere = scope.infos, scope.everything
         for info in scope.damaged:
             if info.name not in without:

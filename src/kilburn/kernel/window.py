@@ -25,7 +25,7 @@ from kilburn.kernel.sheets import sheets_of
 from kilburn.kernel.stand_ins import StandIns
 from kilburn.kernel.standing import shows, stays_whole, unpacked
 from kilburn.message import Kind, Role, Trust
-from kilburn.page import ATOMIC, Page, Place, Span, tombstone_of
+from kilburn.page import ATOMIC, Page, Place, Span, make_tombstone
 from kilburn.wire.sent import COMPACTION, OPENING, sent_name
 
 IN = State(at=Place.IN)
@@ -685,7 +685,7 @@ class WindowState:
                 self.calls.pop(call)
             if page in self.compactions:
                 self.compactions.remove(page)
-            self.pages[page] = tombstone_of(self.pages[page])
+            self.pages[page] = make_tombstone(self.pages[page])
         self._resident = self._use = self._waiting = None
 
 

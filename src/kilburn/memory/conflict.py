@@ -65,9 +65,9 @@ class _Known(msgspec.Struct, eq=False):
     add: Add | None = None
 
 
-def weight(confidence: float, age: float, half_life: float = HALF_LIFE) -> float:
-    """Return confidence times recency: the confidence halves with each `half_life` of `age`, both in seconds."""
-    return confidence * float(0.5 ** (max(0.0, age) / half_life))
+def weight(confidence: float, age: float) -> float:
+    """Return confidence times recency: the confidence halves with each `HALF_LIFE` of `age`, both in seconds."""
+    return confidence * float(0.5 ** (max(0.0, age) / HALF_LIFE))
 
 
 def settle(
@@ -77,7 +77,6 @@ def settle(
     now: float,
     said_times: Sequence[float] = (),
     offset: int = 0,
-    half_life: float = HALF_LIFE,
 ) -> Settled:
     """Return the moves that write new statements, in the order in which they were made, into what is in force.
 
@@ -110,7 +109,7 @@ def settle(
         fact = _Known(0, add.claim, trust, since, add.until, said_times[at] if said_times else since, add)
         against = [existing for existing in current if _overlap(fact, existing) and contradict(fact.claim, existing.claim)]
         alike = [existing for existing in current if _overlap(fact, existing) and same_claim(fact.claim, existing.claim)]
-        beaten = [existing for existing in against if _beats(fact, existing, half_life)]
+        beaten = [existing for existing in against if _beats(fact, existing)]
         how = _standing(fact, alike, against, beaten)
         standings.append(how)
         rivals.append(tuple(existing.page for existing in (alike if how is Standing.SAME else against) if existing.page))
@@ -156,15 +155,13 @@ def _overlap(first: _Known, second: _Known) -> bool:
     return (first.until is None or second.since < first.until) and (second.until is None or first.since < second.until)
 
 
-def _beats(new: _Known, old: _Known, half_life: float) -> bool:
+def _beats(new: _Known, old: _Known) -> bool:
     """Return whether a new statement supersedes one that it contradicts."""
     if new.trust < old.trust or (new.until is not None and old.until is None):
         return False
     if new.claim.correction:
         return not old.claim.correction or new.said_at >= old.said_at
-    return new.said_at > old.said_at and new.claim.confidence >= weight(
-        old.claim.confidence, new.said_at - old.said_at, half_life
-    )
+    return new.said_at > old.said_at and new.claim.confidence >= weight(old.claim.confidence, new.said_at - old.said_at)
 
 
 def _standing(new: _Known, alike: Sequence[_Known], against: Sequence[_Known], beaten: Sequence[_Known]) -> Standing:

@@ -18,7 +18,7 @@ import msgspec
 from kilburn.arguments import checked
 from kilburn.collections.names import LARGEST_NOTE, checked_name
 from kilburn.errors import KernelError, NoteConflict, SpecError
-from kilburn.memory.brought import StandingNote, day_of
+from kilburn.memory.brought import StandingNote, format_day
 from kilburn.memory.notes import Notes, NoteVersion, is_at
 from kilburn.memory.secrets import Secrets
 from kilburn.message import Trust
@@ -148,7 +148,7 @@ class CoreMemory:
         collection = self.notes.collection
         age = max(0.0, collection.clock() - note.time)
         reference = f"{collection.name} {note.address}"
-        marks = [_quoted_name(name), reference, str(note.role), day_of(note.time), f"{age / 86400:.0f} days ago"]
+        marks = [_quoted_name(name), reference, str(note.role), format_day(note.time), f"{age / 86400:.0f} days ago"]
         marks += [f"{len(text):,} {limit}", *only, *(["has a tool's text in it"] if note.trust <= Trust.TOOL else [])]
         page = (collection.number, note.page)
         return StandingNote(heading=", ".join(marks), text=text, page=page, name=reference, trust=note.trust)

@@ -10,7 +10,6 @@ import re
 import threading
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any, cast
 
 import msgspec
@@ -27,6 +26,9 @@ from kilburn.wire.quotation import quote, with_headings
 
 Key = tuple[int, int]
 """The number of a segment, and the id of a page there."""
+
+MAX_QUOTED_CHARS = 2_000
+"""Characters of a text that a question to a model quotes; the middle of a longer one is omitted."""
 
 _FAILED = re.compile(r"\s*(?:error\b|traceback\b|exit (?:code |status )?-?[1-9])", re.IGNORECASE)
 """The beginning of the result of a failed call: not every provider's form has a flag for failures."""
@@ -216,11 +218,11 @@ def recall_message(folder: str, intro: str, collection: Collection, notes: Seque
     return Message(role=Role.USER, parts=(Part(kind=Kind.TEXT, text=text),), trust=trust, cites=cites)
 
 
-def quote_parts(parts: Iterable[tuple[str, str]], limit: int = 2_000) -> str:
+def quote_parts(parts: Iterable[tuple[str, str]]) -> str:
     """Return texts under headings for a question to a model, with the middle of long ones left out."""
-    cut = partial(_cut, limit=limit)
-    return with_headings((head, cut(text)) for head, text in parts)
+    return with_headings((head, _cut(text)) for head, text in parts)
 
 
-def _cut(text: str, limit: int) -> str:
-    return text if len(text) <= limit else f"{text[: limit // 2]}\n…\n{text[-limit // 2 :]}"
+def _cut(text: str) -> str:
+    half = MAX_QUOTED_CHARS // 2
+    return text if len(text) <= MAX_QUOTED_CHARS else f"{text[:half]}\n…\n{text[-half:]}"

@@ -166,14 +166,14 @@ class Guidelines:
         nearest = dict.fromkeys(hit.page for hit in hits if hit.page in notes)
         return [notes[page] for page in nearest][: max(0, limit)]
 
-    def messages(self, request: str, examples: int = 5, most: int = 100) -> Sequence[Message]:
+    def messages(self, request: str, examples: int = 5, limit: int = 100) -> Sequence[Message]:
         """Return the guidelines, and the examples nearest to a request, as messages to append behind it. They cite the notes.
 
         Args:
-            most: guidelines at most; those with the newest feedback are taken.
+            limit: maximum number of guidelines; those with the newest feedback are taken.
         """
         collection = self.notes.collection
-        newest = sorted(self.list(), key=lambda note: note.time, reverse=True)[: max(0, most)]
+        newest = sorted(self.list(), key=lambda note: note.time, reverse=True)[: max(0, limit)]
         rules = [(_heading(note), note) for note in sorted(newest, key=lambda note: note.name)]
         near = [(_heading(note), note) for note in self.examples(request, examples)]
         parts = (

@@ -223,14 +223,14 @@ def named(opened: Session, name: str, arguments: str) -> tuple[tuple[SegmentKind
     try:
         if name == "recall":
             away = _away(opened, _decode(arguments, _Recall).address)
-            return () if away is None or _is_own(opened, away[0]) else (_kind_of(away[0]),)
+            return () if away is None or _is_own(opened, away[0]) else (_parse_name(away[0]),)
         session = _decode(arguments, _Search).session if name == "search_memory" else None
     except (msgspec.ValidationError, msgspec.DecodeError):
         return ()
-    return () if session in (None, EVERYWHERE) or _is_own(opened, session) else (_kind_of(session),)
+    return () if session in (None, EVERYWHERE) or _is_own(opened, session) else (_parse_name(session),)
 
 
-def _kind_of(name: str) -> tuple[SegmentKind, str]:
+def _parse_name(name: str) -> tuple[SegmentKind, str]:
     for kind, head in ((SegmentKind.MEMORY, MEMORY), (SegmentKind.DOCUMENT, DOCUMENT), (SegmentKind.NOTES, NOTES)):
         if name == head or name.startswith(f"{head}/"):
             return kind, name[len(head) + 1 :]
@@ -245,16 +245,16 @@ def _is_own(session: Session, name: str) -> bool:
 
 
 def _away(session: Session, address: str) -> tuple[str, str] | None:
-    """The name and the address there, of a page beyond the session and its branches: `work p17`."""
-    name, _, there = address.strip().rpartition(" ")
+    """Return the name and address of a page beyond the session and its branches: `work p17`."""
+    name, _, page_address = address.strip().rpartition(" ")
     try:
-        parse_address(there)
+        parse_address(page_address)
     except UnknownAddress:
         return None
     try:
         parse_address(address.rpartition("/")[2])
     except UnknownAddress:
-        return name.strip(), there
+        return name.strip(), page_address
     return None
 
 
@@ -263,50 +263,50 @@ def _decode(arguments: str, kind: Any) -> Any:
 
 
 def _recall(session: Session, arguments: str, call_id: str | None, reach: Reach) -> MemoryReply:
-    asked = _decode(arguments, _Recall)
-    away = _away(session, asked.address)
+    query = _decode(arguments, _Recall)
+    away = _away(session, query.address)
     if away and not _is_own(session, away[0]):
-        info = _segment_of(session, away[0], reach)
+        info = _readable_segment(session, away[0], reach)
         rows = _rows(session, info, away[1])
         texts = {"": ""} | session.backend.contents.texts(
             {digest for page, _ in rows for digest in (page.digest, page.extra) if digest}
         )
-        pieces, kept, left = _cut(
-            asked,
+        pieces, indexes, remainder = _cut(
+            query,
             session.prompts.capacity,
             [(_heading(info, page, state), readable(page, texts[page.digest], texts[page.extra])) for page, state in rows],
         )
-        return MemoryReply(text=_told(pieces, left), cites=tuple((info.number, rows[index][0].id) for index in kept))
+        return MemoryReply(text=_told(pieces, remainder), cites=tuple((info.number, rows[index][0].id) for index in indexes))
     if away:
         below = _below(session, away[0])
-        asked = msgspec.structs.replace(asked, address=f"{below}{away[1]}")
-    found = session.recall(asked.address)
-    below = _below(session, found.session.name)
-    attachments = {} if asked.offset else _attachments(found, session.prompts.capacity // 2)
-    told = []
-    for index, (page, text) in enumerate(zip(found.pages, found.parts, strict=True)):
+        query = msgspec.structs.replace(query, address=f"{below}{away[1]}")
+    recalled = session.recall(query.address)
+    below = _below(session, recalled.session.name)
+    attachments = {} if query.offset else _attachments(recalled, session.prompts.capacity // 2)
+    texts_by_heading = []
+    for index, (page, text) in enumerate(zip(recalled.pages, recalled.parts, strict=True)):
         if index in attachments and attachments[index][0][0].text == text:
             text = f"[{page.label}]"
         elif page.is_atomic:
-            text = found.session.contents.readable_text(page.id)
-        told.append((f"{below}{page.address}, {origin_of(found.session, page)}", text))
-    pieces, kept, left = _cut(asked, session.prompts.capacity, told)
-    reply = _reply(session, _told(pieces, left), [(found.session, found.pages[index].id) for index in kept])
-    attached = [attachments[index] for index in kept if index in attachments]
+            text = recalled.session.contents.readable_text(page.id)
+        texts_by_heading.append((f"{below}{page.address}, {page_origin(recalled.session, page)}", text))
+    pieces, indexes, remainder = _cut(query, session.prompts.capacity, texts_by_heading)
+    reply = _reply(session, _told(pieces, remainder), [(recalled.session, recalled.pages[index].id) for index in indexes])
+    attached = [attachments[index] for index in indexes if index in attachments]
     forms = [form for _, form in attached if form is not None]
-    parts = tuple(part for shown, _ in attached for part in shown)
+    parts = tuple(part for attached_parts, _ in attached for part in attached_parts)
     return msgspec.structs.replace(reply, attached=parts, form=forms[0] if forms else None)
 
 
-def _attachments(found: Recalled, room: int) -> dict[int, tuple[tuple[Part, ...], str | None]]:
+def _attachments(recalled: Recalled, room: int) -> dict[int, tuple[tuple[Part, ...], str | None]]:
     """Return what a tool result can show of the recalled images and provider's blocks, and fits so many tokens, by their index
     among the pages, with the wire form that it came in: the image, the block itself if its type may stand in a result, or the
     images in it."""
     attachments: dict[int, tuple[tuple[Part, ...], str | None]] = {}
-    for index, page in enumerate(found.pages):
+    for index, page in enumerate(recalled.pages):
         if not page.is_atomic or page.tokens > room:
             continue
-        part, leftovers = found.session.contents.part(page)
+        part, leftovers = recalled.session.contents.part(page)
         if page.kind is Kind.IMAGE or unpack(part.text).get("type") in ATTACHABLE:
             attachments[index] = (part,), form_of(leftovers)
         elif images := images_in(part.text):
@@ -317,55 +317,56 @@ def _attachments(found: Recalled, room: int) -> dict[int, tuple[tuple[Part, ...]
     return attachments
 
 
-def _cut(asked: _Recall, capacity: int, told: Sequence[tuple[str, str]]) -> tuple[list[tuple[str, str]], list[int], str]:
-    """The stretch of pages' texts that was asked for: with their headings; which of them; what is left, in words.
+def _cut(query: _Recall, capacity: int, texts: Sequence[tuple[str, str]]) -> tuple[list[tuple[str, str]], list[int], str]:
+    """Return the requested stretch of pages' texts with their headings, the indexes of these pages, and a description of the
+    remainder.
 
     Raises:
         KernelError: the offset is behind the end.
     """
     room = max(200, capacity)  # characters: about a quarter of the window
-    limit = min(asked.limit or room, room)
-    start = min(max(0, asked.offset), sum(len(text) for _, text in told))
+    limit = min(query.limit or room, room)
+    start = min(max(0, query.offset), sum(len(text) for _, text in texts))
     pieces: list[tuple[str, str]] = []
-    kept: list[int] = []
+    indexes: list[int] = []
     at = 0
-    for index, (heading, text) in enumerate(told):
+    for index, (heading, text) in enumerate(texts):
         cut = text[max(0, start - at) : max(0, start + limit - at)]
         if cut or not text:
             pieces.append((heading, cut))
-            kept.append(index)
+            indexes.append(index)
         at += len(text)
     if not pieces:
-        raise KernelError(f"offset {asked.offset} is behind the end", advice=f"{asked.address} has {at} characters")
-    left = f"{at - start - limit} of {at} characters left: offset={start + limit}" if start + limit < at else ""
-    return pieces, kept, left
+        raise KernelError(f"offset {query.offset} is behind the end", advice=f"{query.address} has {at} characters")
+    remainder = f"{at - start - limit} of {at} characters left: offset={start + limit}" if start + limit < at else ""
+    return pieces, indexes, remainder
 
 
-def _segment_of(session: Session, name: str, reach: Reach) -> SegmentInfo:
+def _readable_segment(session: Session, name: str, reach: Reach) -> SegmentInfo:
     """Another segment of the tenant; one that may not be read is as good as absent."""
-    info = session.backend.segment(name, time=0.0, create=False) if reach(*_kind_of(name)) else None
-    if info is None or info.kind != _kind_of(name)[0]:
+    info = session.backend.segment(name, time=0.0, create=False) if reach(*_parse_name(name)) else None
+    if info is None or info.kind != _parse_name(name)[0]:
         raise UnknownAddress(f"nothing called {name[:80]!r} can be read here", advice="see what search_memory finds")
     return info
 
 
 def _rows(session: Session, info: SegmentInfo, address: str) -> list[tuple[Page, State]]:
-    """Pages of another segment, from the store: nobody's window moves by that."""
+    """Read pages of another segment from the store; no window changes."""
     first, last = parse_address(address)
     if last - first >= MAX_ADDRESS_PAGES:
         raise KernelError(f"{address} names {last - first + 1:,} pages", advice=f"name {MAX_ADDRESS_PAGES:,} at most")
     rows = session.backend.read((info.number, page) for page in range(first, last + 1))
-    found = [rows[key] for key in sorted(rows) if rows[key][1].at is not Place.DROPPED]
-    if not found:
+    existing = [rows[key] for key in sorted(rows) if rows[key][1].at is not Place.DROPPED]
+    if not existing:
         raise UnknownAddress(
             f"{address} does not exist in {info.name!r}, or was forgotten", advice="see what search_memory finds"
         )
-    return found
+    return existing
 
 
 def _heading(info: SegmentInfo, page: Page, state: State) -> str:
-    gone = f", {state.at}" if state.at in (Place.RETIRED, Place.PROPOSED) else ""
-    return f"{info.name} {page.address}, {page.role}, {_day(page.time)}{gone}"
+    status = f", {state.at}" if state.at in (Place.RETIRED, Place.PROPOSED) else ""
+    return f"{info.name} {page.address}, {page.role}, {_day(page.time)}{status}"
 
 
 def _below(session: Session, name: str) -> str:
@@ -374,32 +375,32 @@ def _below(session: Session, name: str) -> str:
 
 
 def _reply(session: Session, text: str, pages: Sequence[tuple[Session, int]]) -> MemoryReply:
-    """A reply with the pages that its text is from. What a branch inherited is cited where it was made."""
+    """Return a reply with the pages that its text is from. An inherited page of a branch is cited in the session that made it."""
     sources = [page for owner, page in pages if owner is session]
     cites = [(owner.contents.owner(page), page) for owner, page in pages if owner is not session]
-    here = session.number
-    sources += [page for number, page in cites if number == here]
+    number_here = session.number
+    sources += [page for number, page in cites if number == number_here]
     return MemoryReply(
         text=text,
         sources=tuple(dict.fromkeys(sources)),
-        cites=tuple(dict.fromkeys(key for key in cites if key[0] != here)),
+        cites=tuple(dict.fromkeys(key for key in cites if key[0] != number_here)),
     )
 
 
-def _told(pieces: Sequence[tuple[str, str]], left: str = "") -> str:
+def _told(pieces: Sequence[tuple[str, str]], remainder: str = "") -> str:
     """Exact texts, each under its origin. The nonce in the headings occurs in none of the texts, so none can write a
     heading.
 
     Args:
-        left: a last line, added by us.
+        remainder: a last line, added by us.
     """
     nonce = nonce_of("".join(text for _, text in pieces))
-    told = [f"[{nonce} {origin}]\n{text}" for origin, text in pieces]
-    return "\n".join([*told, f"[{nonce} {left}]"] if left else told)
+    blocks = [f"[{nonce} {origin}]\n{text}" for origin, text in pieces]
+    return "\n".join([*blocks, f"[{nonce} {remainder}]"] if remainder else blocks)
 
 
-def origin_of(session: Session, page: Page) -> str:
-    """Who said it, and when: `tool read, 2026-01-31 12:05 UTC`."""
+def page_origin(session: Session, page: Page) -> str:
+    """Return who said it, and when: `tool read, 2026-01-31 12:05 UTC`."""
     window = session.window
     who = f"tool {window.pages[page.answers].name}" if page.answers else str(page.role)
     return f"{who}, {_day(page.time)}" + (", superseded" if window.at(page.id) == Place.RETIRED else "")
@@ -410,15 +411,15 @@ def _day(time: float) -> str:
 
 
 def _search(session: Session, arguments: str, call_id: str | None, reach: Reach) -> MemoryReply:
-    asked = _decode(arguments, _Search)
+    query = _decode(arguments, _Search)
     room = max(50, session.prompts.capacity // 2)
-    if asked.session is not None and asked.session != session.name:
-        return _search_away(session, asked.query, asked.session, min(asked.tokens, room), reach)
-    hits = session.search(asked.query, tokens=min(asked.tokens, room), unseen=asked.session is None)
+    if query.session is not None and query.session != session.name:
+        return _search_away(session, query.query, query.session, min(query.tokens, room), reach)
+    hits = session.search(query.query, tokens=min(query.tokens, room), unseen=query.session is None)
     if not hits:
         return MemoryReply(text="nothing found; try other or fewer words")
     pieces: list[tuple[str, str]] = []
-    found: list[tuple[Session, int]] = []
+    sources: list[tuple[Session, int]] = []
     for hit in hits:
         below = _below(session, hit.session)
         where = session.branches.open(below[:-1]) if below else session
@@ -428,60 +429,60 @@ def _search(session: Session, arguments: str, call_id: str | None, reach: Reach)
             where.ledger.refresh()
         page = where.window.pages[number]
         start, end = hit.span
-        pieces.append((f"{below}{hit.address} characters {start}-{end}, {origin_of(where, page)}", hit.text))
-        found.append((where, page.id))
-    return _reply(session, _told(pieces), found)
+        pieces.append((f"{below}{hit.address} characters {start}-{end}, {page_origin(where, page)}", hit.text))
+        sources.append((where, page.id))
+    return _reply(session, _told(pieces), sources)
 
 
 def _search_away(opened: Session, query: str, session: str, tokens: int, reach: Reach) -> MemoryReply:
     """Search other segments of the tenant: exactly those that may be read."""
 
     def readable(info: SegmentInfo) -> bool:
-        kind, name = _kind_of(info.name)
+        kind, name = _parse_name(info.name)
         return info.kind == kind and (_is_own(opened, info.name) or reach(kind, name))
 
-    known = opened.backend.segments()
-    infos = [info for info in known if session in (EVERYWHERE, info.name) and readable(info)]
+    segments = opened.backend.segments()
+    infos = [info for info in segments if session in (EVERYWHERE, info.name) and readable(info)]
     if not infos:
         raise UnknownAddress(f"nothing called {session[:80]!r} can be read here", advice="search for * or leave `session` out")
     hits = opened.search(query, tokens=tokens, among=infos)
     if not hits:
         return MemoryReply(text="nothing found; try other or fewer words")
     numbers = {info.name: info.number for info in infos}
-    own = numbers.get(opened.name)
+    own_number = numbers.get(opened.name)
     keys = dict.fromkeys((numbers[hit.session], parse_address(hit.address)[0]) for hit in hits)
     pieces = [
         (f"{hit.reference} characters {hit.span[0]}-{hit.span[1]}, {hit.origin}, {_day(hit.time)}", hit.text) for hit in hits
     ]
     return MemoryReply(
         text=_told(pieces),
-        sources=tuple(page for number, page in keys if number == own),
-        cites=tuple(key for key in keys if key[0] != own),
+        sources=tuple(page for number, page in keys if number == own_number),
+        cites=tuple(key for key in keys if key[0] != own_number),
     )
 
 
 def _pin(session: Session, arguments: str, call_id: str | None, reach: Reach) -> MemoryReply:
-    asked = _decode(arguments, _Pin)
-    if asked.unpin:
-        session.unpin(asked.address)
-        return MemoryReply(text=f"{asked.address} may leave the window again")
-    session.pin(asked.address)
-    return MemoryReply(text=f"{asked.address} stays in the window")
+    command = _decode(arguments, _Pin)
+    if command.unpin:
+        session.unpin(command.address)
+        return MemoryReply(text=f"{command.address} may leave the window again")
+    session.pin(command.address)
+    return MemoryReply(text=f"{command.address} stays in the window")
 
 
 def _note(session: Session, arguments: str, call_id: str | None, reach: Reach) -> MemoryReply:
-    asked = _decode(arguments, _Note)
-    if asked.address:
-        session.rate(asked.address, asked.importance)
-        return MemoryReply(text=f"{asked.address} is marked")
-    if not asked.note:
+    command = _decode(arguments, _Note)
+    if command.address:
+        session.rate(command.address, command.importance)
+        return MemoryReply(text=f"{command.address} is marked")
+    if not command.note:
         return MemoryReply(text="error: give a note, or an address")
-    own = session.window.calls.get(call_id or "")
-    if own is None:
-        session.append({"role": "assistant", "content": asked.note})
-        own = session.window.last
-    page = session.window.pages[own]
-    session.rate(page.address, asked.importance)
+    call_page = session.window.calls.get(call_id or "")
+    if call_page is None:
+        session.append({"role": "assistant", "content": command.note})
+        call_page = session.window.last
+    page = session.window.pages[call_page]
+    session.rate(page.address, command.importance)
     return MemoryReply(text=f"kept at {page.address}")
 
 

@@ -74,7 +74,7 @@ def make_room(quota: Quota | None, memory: Collection, changes: Sequence[Add | R
     while units := over(have):
         if not quota.evict or not spare:
             unit = units[0]
-            raise QuotaExceeded(unit, have=have[unit], more=more[unit], most=bounds[unit], user=memory.info.user)
+            raise QuotaExceeded(unit, have=have[unit], more=more[unit], limit=bounds[unit], user=memory.info.user)
         page, _ = spare.pop()
         evicted.append(page.id)
         have = {"facts": have["facts"] - 1, "tokens": have["tokens"] - page.tokens}

@@ -96,11 +96,11 @@ def has_change_sign(text: str) -> bool:
     return ENDS.search(text) is not None or BRINGS.search(text) is not None
 
 
-def doubt_link(olds: Sequence[int], why: str = "a later fact") -> Add:
+def doubt_link(olds: Sequence[int]) -> Add:
     """Return the page that says of some facts that the first `Add` of the same change doubts them."""
     claim = Claim(subject=SPEAKER, relation=DOUBTS, object=" ".join(map(address_of, olds)), confidence=0.5, many=True)
     text = "A later fact may have changed this one."
-    return Add(text=text, kind=Kind.TEXT, claim=claim, sources=tuple(olds), refers=(0,), why=why)
+    return Add(text=text, kind=Kind.TEXT, claim=claim, sources=tuple(olds), refers=(0,), why="a later fact")
 
 
 def doubted_facts(page: Page) -> set[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 from kilburn.arguments import checked
@@ -13,7 +12,7 @@ from kilburn.collections.collection import Collection, undisturbed
 from kilburn.collections.versions import Version
 from kilburn.errors import KernelError
 from kilburn.event import Act
-from kilburn.kernel.drive import arun, aside, run
+from kilburn.kernel.drive import run
 from kilburn.kernel.segment import Recalled
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
@@ -236,20 +235,6 @@ class UserMemory:
         job = LearningJob(self._store, session, policy, self.user, secrets, quota)
         return run(job.learn(), make_answerer(self._store, model))
 
-    async def alearn(
-        self,
-        session: str | Session,
-        policy: Any = "plain",
-        model: Any = None,
-        *,
-        secrets: Secrets = None,
-        quota: Quota | None = None,
-    ) -> Learned:
-        """`learn` for async callers: the model runs in a worker thread. If it is cancelled, nothing of the exchange in hand is
-        written."""
-        job = LearningJob(self._store, session, policy, self.user, secrets, quota)
-        return await arun(job.learn(), make_answerer(self._store, model))
-
     def search(
         self, query: str, tokens: int = 1000, limit: int | None = 20, *, at: float | None = None, abstain: bool = False
     ) -> Findings:
@@ -264,12 +249,6 @@ class UserMemory:
         self.collection.ledger.record(Act.SEARCH, [parse_address(hit.address)[0] for hit in hits], cause="fault")
         return hits
 
-    async def asearch(
-        self, query: str, tokens: int = 1000, limit: int | None = 20, *, at: float | None = None, abstain: bool = False
-    ) -> Findings:
-        """`search` for async callers, in a worker thread."""
-        return await aside(partial(self.search, query, tokens, limit, at=at, abstain=abstain))
-
     def recall(self, address: str) -> Recalled:
         """Return the exact text at an address, also of retired facts.
 
@@ -277,10 +256,6 @@ class UserMemory:
             UnknownAddress, Forgotten, StoreCorrupt.
         """
         return self.collection.recall(address)
-
-    async def arecall(self, address: str) -> Recalled:
-        """`recall` for async callers, in a worker thread."""
-        return await self.collection.arecall(address)
 
     def pages(self, at: float | None = None, *, proposed: bool = False, history: bool = False) -> Iterator[tuple[Page, State]]:
         """Yield facts with their states; see `Collection.pages`."""

@@ -30,7 +30,7 @@ import msgspec
 
 from kilburn.errors import MissingExtra, SpecError, Unavailable
 from kilburn.file import sync_folder, write_file
-from kilburn.models.provider_errors import error_of
+from kilburn.models.provider_errors import provider_error
 
 __all__ = ["digest"]
 
@@ -329,7 +329,7 @@ def fetch_from_hub(target: Path, repo: str, path: str, name: str, progress: Prog
             quiet = hub.utils.silent_tqdm
             hub.file_download.http_get(stated.location, file, resume_size=file.start, expected_size=stated.size, tqdm_class=quiet)
     except hub.errors.HfHubHTTPError as error:
-        raise error_of(url, error.response.status_code, None, "", error.response.headers) from error
+        raise provider_error(url, error.response.status_code, None, "", error.response.headers) from error
     except (network_error, OSError, ValueError) as error:
         raise Unavailable(
             f"{url}: {error}",

@@ -1,6 +1,6 @@
 """A messages endpoint that manages the context itself: every request carries the same edits.
 
-`Editing(Messages("..."), edits_of(policy))` lets the provider do what the policy does here. If it compacts, its block
+`Editing(Messages("..."), provider_edits(policy))` lets the provider do what the policy does here. If it compacts, its block
 comes back in the reply, and is sent first from then on. The pages that the block stands for stay in the window until
 the session's policy, `compact(provider=True)`, evicts them.
 """
@@ -25,10 +25,8 @@ class Editing:
 
     Args:
         model: a model of the "messages" form.
-        edits: the `context_management` of every request (see `kilburn.wire.editing.edits_of`), or {} for
+        edits: the `context_management` of every request (see `kilburn.wire.editing.provider_edits`), or {} for
             none: compaction blocks are then sent as below, and none is asked for.
-        carry: whether pins and handles that stand before the last compaction block are moved after it, where the
-            provider reads them. False leaves them out.
 
     Raises:
         SpecError: another form, or edits that the provider would refuse.
@@ -36,7 +34,7 @@ class Editing:
 
     form = "messages"
 
-    def __init__(self, model: Model, edits: dict[str, Any], *, carry: bool = True) -> None:
+    def __init__(self, model: Model, edits: dict[str, Any]) -> None:
         if model.form != "messages":
             raise SpecError(f"{model.name} has the form {model.form!r}", advice="context editing needs a messages endpoint")
         try:
@@ -47,7 +45,6 @@ class Editing:
         self.name = model.name
         self.context = model.context
         self.tokenizer: Any = model.tokenizer
-        self._carry = carry
 
     def stream(self, request: Request) -> Iterator[Delta | Reply]:
         """Yield the model's stream. A request that has its own `context_management`, or a `compaction`, keeps it.
@@ -58,7 +55,7 @@ class Editing:
         options = dict(request.options)
         if self.edits and "compaction" not in options:
             options.setdefault("context_management", self.edits)
-        messages = put_block_first(request.messages, carry=self._carry)
+        messages = put_block_first(request.messages)
         yield from self.model.stream(msgspec.structs.replace(request, messages=messages, options=options))
 
     def close(self) -> None:

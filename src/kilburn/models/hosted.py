@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Protocol, Self
 from kilburn.errors import MissingExtra, ModelError, Refused, ToolsRefused, Unavailable
 from kilburn.model import Delta, Reply, Request
 from kilburn.models.deadline import Deadline
-from kilburn.models.provider_errors import error_of
+from kilburn.models.provider_errors import provider_error
 from kilburn.models.retry import Retry
 
 
@@ -80,7 +80,7 @@ class SdkClient:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _error_of(self, error: Any, passed: bool) -> ModelError:
+    def _translate_error(self, error: Any, passed: bool) -> ModelError:
         silent = any(base.__name__ == "TimeoutException" for base in type(error).__mro__)
         if passed or silent or isinstance(error, self._sdk.APITimeoutError):
             return self._late_error()
@@ -90,7 +90,7 @@ class SdkClient:
         status = getattr(error, "status_code", None)
         headers = error.response.headers if isinstance(error, self._sdk.APIStatusError) else None
         # An error inside a stream carries the stream's own status, which says nothing.
-        return error_of(self.name, None if status == 200 else status, error.body, str(error), headers)
+        return provider_error(self.name, None if status == 200 else status, error.body, str(error), headers)
 
     def _late_error(self) -> Unavailable:
         return Unavailable(f"{self.name}: no whole reply in time", advice="give it more time, or ask for a shorter reply")
@@ -150,7 +150,7 @@ class SdkModel(SdkClient, ABC):
                 finally:
                     passed = deadline.passed
         except (self._sdk.APIError, self._network_error) as error:
-            typed = self._error_of(error, passed)
+            typed = self._translate_error(error, passed)
             self.takes_tools = self.takes_tools and not isinstance(typed, ToolsRefused)
             raise typed from error
         except (AttributeError, KeyError, TypeError, ValueError) as error:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from kilburn.errors import KilburnError, MissingExtra, Unavailable
-from kilburn.models.provider_errors import error_of
+from kilburn.models.provider_errors import provider_error
 from kilburn.native import inside, keep
 from kilburn.native import load as load_library
 
@@ -145,7 +145,7 @@ class LlamaServer:
                 if line.startswith((b"data: ", b"error: ")):
                     chunk = json.loads(line.split(b" ", 1)[1])
                     if line.startswith(b"error") or "error" in chunk:
-                        raise error_of(self._who, None, chunk, line.decode("utf-8", "replace"))
+                        raise provider_error(self._who, None, chunk, line.decode("utf-8", "replace"))
                     yield chunk
                 elif not line and response.isclosed():
                     return
@@ -170,7 +170,7 @@ class LlamaServer:
         response = connection.getresponse()
         if response.status != 200:
             content = response.read()
-            raise error_of(self._who, response.status, _decode(content), content.decode("utf-8", "replace"))
+            raise provider_error(self._who, response.status, _decode(content), content.decode("utf-8", "replace"))
         return response
 
     def _lost_error(self, error: Exception) -> KilburnError:

@@ -54,7 +54,9 @@ _PASSING = {408, 409, 423, 425}
 """Client errors after which a later try may succeed."""
 
 
-def error_of(name: str, status: int | None, body: object, words: str, headers: Mapping[str, str] | None = None) -> ModelError:
+def provider_error(
+    name: str, status: int | None, body: object, words: str, headers: Mapping[str, str] | None = None
+) -> ModelError:
     """Return the error to raise for a provider's response.
 
     Args:

@@ -155,7 +155,7 @@ class Scheduler:
     def enter(self, job: Job, request: Request) -> None:
         """Put a job in the line."""
         if self.queue.bounded:
-            job.size = request.max_tokens + self.tokens_of(request)
+            job.size = request.max_tokens + self.count_tokens(request)
         with self._lock:
             if self._closed:
                 raise Cancelled("the scheduler is closed", advice="make a new one")
@@ -198,7 +198,7 @@ class Scheduler:
                 self._called[id(refused)].put(None)
             self._dispatch()
 
-    def tokens_of(self, request: Request) -> int:
+    def count_tokens(self, request: Request) -> int:
         """Return the tokens of a prompt: those that its session counted, or counted here."""
         counted = getattr(request.messages, "tokens", None)
         return counted if isinstance(counted, int) else self.tokens_in(msgspec.json.encode(list(request.messages)).decode())
@@ -274,7 +274,7 @@ class _Run:
         reply, charged, text, stage = None, 0, "", Stage.CANCELLED
         try:
             self._wait()
-            prompt = self.scheduler.tokens_of(self.request) if self.scheduler.slice else 0
+            prompt = self.scheduler.count_tokens(self.request) if self.scheduler.slice else 0
             with closing(self.scheduler.inner.stream(self._timed())) as pieces:  # type: ignore[type-var]
                 for count, piece in enumerate(pieces, 1):
                     self._check()
@@ -308,7 +308,7 @@ class _Run:
             if reply.usage is not None and reply.usage.sound:
                 return reply.usage.total
             text = "".join(part.text for part in reply.message.parts)
-        return self.scheduler.tokens_of(self.request) + self.scheduler.tokens_in(text) if text else 0
+        return self.scheduler.count_tokens(self.request) + self.scheduler.tokens_in(text) if text else 0
 
     def _left(self) -> float | None:
         return None if self.seconds is None else self.seconds - (time.monotonic() - self.began)

@@ -1,8 +1,8 @@
 """Weights: which model files Kilburn knows, and where they are on this machine.
 
 A name is one of the catalogue, `hf:OWNER/REPO/FILE`, or the path of a GGUF file. A path that could be taken for a
-catalogue name is written `./name`. `pull` downloads, `find` works without a network, `verify` hashes again. Nothing
-is loaded or imported here.
+catalogue name is written `./name`. `pull` downloads, `find` works without a network. Nothing is loaded or
+imported here.
 """
 
 from __future__ import annotations
@@ -222,19 +222,6 @@ def pull(spec: str | WeightsFile, *, progress: Progress | None = None) -> Path:
         # Another process may have downloaded it while this one waited.
         owner, repo, file = spec.removeprefix("hf:").split("/", 2)
         return _hub_file(spec) or fetch_from_hub(target, f"{owner}/{repo}", file, spec, report)
-
-
-def verify(name: str) -> bool:
-    """Hash a file again, and return whether it is still the one that was pulled.
-
-    Raises what `find` raises, and `SpecError` for a path of which no digest is known.
-    """
-    weights = _by_name(name)
-    path = find(name, weights.form if weights else "GGUF")
-    record = recorded_digest(path)
-    if weights is None and record is None:
-        raise SpecError(f"{name}: no digest is known", advice="only files that were pulled by name can be verified")
-    return digest(path) == (weights.sha256 if weights else record[0] if record else "")
 
 
 def present() -> dict[str, Path]:

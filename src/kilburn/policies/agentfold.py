@@ -21,10 +21,10 @@ from kilburn.move import Evict, Move
 from kilburn.page import Page, digest_of
 from kilburn.policies.parameters import check_timeout
 from kilburn.policy import Cause, Stretch, View
-from kilburn.selection.directives import Directive, Malformed, decode, directive_of, without
-from kilburn.selection.extract import Piece, extract, piece_of
+from kilburn.selection.directives import Directive, Malformed, decode, parse_directive, without
+from kilburn.selection.extract import Piece, extract, page_piece
 from kilburn.selection.judgement import mended
-from kilburn.selection.steps import beginnings, last_original, latest_reply, new_messages, words_of
+from kilburn.selection.steps import assistant_texts, beginnings, last_original, latest_reply, new_messages
 from kilburn.wire.quotation import quote, with_headings
 
 __all__ = ["INSTRUCTIONS"]
@@ -44,22 +44,22 @@ SYSTEM = (
     "that ends at the latest step and begins at an item, and write what the agent must still know of all of it: findings, "
     "decisions and why, paths, names, numbers, errors, open tasks. Use only what is there."
 )
-READ = 48
+MAX_PAGES_READ = 48
 """Pages of a stretch that are read for a fold, at most: first what the agent said, then the results, the newest of each."""
 
-LETTERS = 24_000
+MAX_CHARS_READ = 24_000
 """Characters read for one fold, at most; of a longer page, head and tail."""
 
-ASKED = 1000
+MAX_TASK_CHARS = 1000
 """Characters of the task that lines are compared with, at most."""
 
-SHOWN = 6
+MAX_ITEMS = 6
 """Items, the newest, that a model may choose from."""
 
 MERGED = 32
 """Items that are folded together by rule, at most."""
 
-LEAST = 16
+MIN_TOKENS = 16
 """A text with fewer tokens is useless."""
 
 
@@ -124,7 +124,7 @@ class Partition:
 
     def shown(self, last: int) -> int:
         """Resident pages that stand before the step behind `last`."""
-        return bisect_left(self.view.pages, self.starts[last], key=_origin)
+        return bisect_left(self.view.pages, self.starts[last], key=lambda page: page.order[0])
 
     def stretch(self, first: int, last: int) -> Stretch:
         """The pages of some whole items, including those that left the window earlier."""
@@ -147,8 +147,8 @@ class Partition:
         return min(originals), max(originals)
 
 
-def partition_of(view: View, last: int) -> Partition:
-    """The partition of the steps up to the original `last`."""
+def partition_steps(view: View, last: int) -> Partition:
+    """Return the partition of the steps up to the original `last`."""
     starts = beginnings(view, last)
     folds: list[tuple[int, int]] = []
     for low, high in sorted(_intervals(view, starts)):
@@ -169,10 +169,6 @@ def _intervals(view: View, starts: list[int]) -> Iterable[tuple[int, int]]:
             low, high = max(1, bisect_right(starts, min(roots))), min(len(starts) - 1, bisect_right(starts, max(roots)))
             if low <= high:
                 yield low, high
-
-
-def _origin(page: Page) -> int:
-    return page.order[0]
 
 
 @dataclass(frozen=True)
@@ -199,8 +195,8 @@ class Agentfold:
             raise ValueError(f"trigger={self.trigger} is no number of tokens; give 0 or more")
         check_timeout(self.timeout)
         for name, value in (("to", self.to), ("cap", self.cap)):
-            if value is not None and value < LEAST:
-                raise ValueError(f"{name}={value} tokens say nothing; give {LEAST} or more, or None")
+            if value is not None and value < MIN_TOKENS:
+                raise ValueError(f"{name}={value} tokens say nothing; give {MIN_TOKENS} or more, or None")
 
     def plan(self, view: View) -> Generator[Effect, Answer, Sequence[Move]]:
         """At most one fold: what the directive says, or nothing if it is not valid."""
@@ -211,12 +207,12 @@ class Agentfold:
         news = [page for page in reply if page.message in fresh]
         if not news:
             return []
-        directive = directive_of("\n".join(words_of(view, news)))
+        directive = parse_directive("\n".join(assistant_texts(view, news)))
         if directive is not None:
-            return (yield from self._follow(view, partition_of(view, last_original(view)), directive, self._within_cap))
+            return (yield from self._follow(view, partition_steps(view, last_original(view)), directive, self._within_cap))
         if view.use <= self.trigger or reply[0].message not in fresh:
             return []
-        partition = partition_of(view, last_original(view))
+        partition = partition_steps(view, last_original(view))
         if not partition.behind:
             return []
         if self.ask:
@@ -265,9 +261,9 @@ class Agentfold:
 
     def _relieve(self, view: View) -> list[Move]:
         """Fold everything before the current step, the oldest first, into one item that fits; else evict, the head last."""
-        partition = partition_of(view, last_original(view))
+        partition = partition_steps(view, last_original(view))
         last = 0
-        while last < partition.behind and (not last or partition.shown(last) < READ // 2):
+        while last < partition.behind and (not last or partition.shown(last) < MAX_PAGES_READ // 2):
             last = partition.item(last + 1)[1]
         if last:
             stretch = partition.stretch(1, last)
@@ -284,18 +280,18 @@ class Agentfold:
         return [Evict(pages=leaving, why="over capacity")] if leaving else []
 
     def _to(self, view: View) -> int:
-        return max(LEAST, min(320, view.budget.capacity // 16)) if self.to is None else self.to
+        return max(MIN_TOKENS, min(320, view.budget.capacity // 16)) if self.to is None else self.to
 
     def _question(self, view: View, partition: Partition) -> Ask:
         """Ask for a directive. Items are quoted from their originals, so a fold is never made from a fold's text."""
         items: list[tuple[str, str]] = []
         begins: list[int] = []
         for number, (first, last) in enumerate(partition.newest()):
-            if number >= SHOWN:
+            if number >= MAX_ITEMS:
                 break
             sources = partition.stretch(first, last).sources
-            pieces = _pieces(view, sources, *((4, LETTERS // 12) if number else (READ, LETTERS)))
-            words = extract(pieces, 800 if not number else 240, view.count, query=view.task[:ASKED]).text
+            pieces = _pieces(view, sources, *((4, MAX_CHARS_READ // 12) if number else (MAX_PAGES_READ, MAX_CHARS_READ)))
+            words = extract(pieces, 800 if not number else 240, view.count, query=view.task[:MAX_TASK_CHARS]).text
             items.append((_name(first, last), words))
             begins.append(first)
         behind = partition.behind
@@ -353,9 +349,9 @@ def _moves(view: View, stretch: Stretch, first: int, last: int, text: str) -> li
 
 def _extracted(view: View, stretch: Stretch, first: int, last: int, tokens: int) -> list[Move]:
     """A fold of verbatim lines of the originals, or nothing if there is no room for any."""
-    if tokens < LEAST:
+    if tokens < MIN_TOKENS:
         return []
-    text = extract(_pieces(view, stretch.sources), tokens, view.count, query=view.task[:ASKED]).text
+    text = extract(_pieces(view, stretch.sources), tokens, view.count, query=view.task[:MAX_TASK_CHARS]).text
     return _moves(view, stretch, first, last, text) if text else []
 
 
@@ -363,15 +359,15 @@ def _name(first: int, last: int) -> str:
     return f"Compressed Step {first}" if first == last else f"Compressed Step {first} to {last}"
 
 
-def _pieces(view: View, sources: Sequence[int], read: int = READ, letters: int = LETTERS) -> list[Piece]:
-    """The originals to read for a fold: without pictures and the agent's directives, and long ones cut."""
+def _pieces(view: View, sources: Sequence[int], max_pages: int = MAX_PAGES_READ, letters: int = MAX_CHARS_READ) -> list[Piece]:
+    """Return the originals to read for a fold, without pictures and the agent's directives; long ones are cut."""
     pages = [page for page in map(view.page, sources) if page.kind in (Kind.TEXT, Kind.CALL, Kind.RESULT, Kind.REASONING)]
-    if len(pages) > read:
-        said = [page for page in pages if page.role is Role.ASSISTANT][-(read * 3 // 4) :]
-        back = [page for page in pages if page.role is not Role.ASSISTANT][-(read - len(said)) :]
-        pages = sorted([*said, *back], key=lambda page: page.id)
+    if len(pages) > max_pages:
+        agent_pages = [page for page in pages if page.role is Role.ASSISTANT][-(max_pages * 3 // 4) :]
+        other_pages = [page for page in pages if page.role is not Role.ASSISTANT][-(max_pages - len(agent_pages)) :]
+        pages = sorted([*agent_pages, *other_pages], key=lambda page: page.id)
     share = letters // max(1, len(pages))
-    return [piece_of(page, _cut(_words(view, page), share)) for page in pages]
+    return [page_piece(page, _cut(_words(view, page), share)) for page in pages]
 
 
 def _words(view: View, page: Page) -> str:
@@ -379,5 +375,5 @@ def _words(view: View, page: Page) -> str:
     return without(text, "compress") if page.role is Role.ASSISTANT and page.kind is Kind.TEXT else text
 
 
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most * 2 // 3]}\n{text[len(text) - most // 3 :]}"
+def _cut(text: str, max_chars: int) -> str:
+    return text if len(text) <= max_chars else f"{text[: max_chars * 2 // 3]}\n{text[len(text) - max_chars // 3 :]}"

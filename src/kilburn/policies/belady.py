@@ -24,8 +24,6 @@ __all__ = ["Belady"]
 Future = Mapping[int, Sequence[tuple[int, Sequence[Span]]]]
 """By original page: the turns at which it is needed, in order, and which spans of it."""
 
-NEVER = 10**12
-
 
 @dataclass(frozen=True)
 class Belady:
@@ -42,7 +40,7 @@ class Belady:
             raise ValueError(f"future={self.future!r} is no mapping of pages to their uses")
 
     def plan(self, view: View) -> Sequence[Move]:
-        """An excerpt of what will be needed, in place of everything older than the latest message."""
+        """Replace everything older than the latest message by an excerpt of the spans that will be needed."""
         mended = self._mended(view)
         if not view.excess:
             return mended
@@ -50,12 +48,12 @@ class Belady:
         saved, latest = self._latest(view)
         if not leaving:
             return mended or latest
-        kept, young = split_excerpts(leaving)
+        excerpts, young = split_excerpts(leaving)
         stays = view.use - saved - sum(page.tokens for page in leaving)
         room = view.budget.capacity - stays - 2 * view.handle
-        held = sum(page.tokens for page in kept)
-        moves = self._excerpt(view, young, room - held) if young else []
-        if not moves or held + _size(moves) > room - view.budget.capacity // 8:
+        excerpt_tokens = sum(page.tokens for page in excerpts)
+        moves = self._excerpt(view, young, room - excerpt_tokens) if young else []
+        if not moves or excerpt_tokens + _size(moves) > room - view.budget.capacity // 8:
             moves = self._excerpt(view, leaving, room)
         return [*(mended or latest), *moves]
 
@@ -75,10 +73,10 @@ class Belady:
         return excerpt_moves(stretch, parts, why, nothing="never needed again", torn="never needed again")
 
     def _parts(self, view: View, sources: Iterable[int], room: int) -> Parts:
-        """The spans that will be needed, soonest first while they fit."""
-        wanted = sorted((due, source, span) for source in sources for due, span in self.needed(source, view.turn))
+        """Return the spans that will be needed, soonest first, as many as fit."""
+        due_spans = sorted((due, source, span) for source in sources for due, span in self.needed(source, view.turn))
         chosen: dict[int, list[Span]] = {}
-        for _, source, span in wanted:
+        for _, source, span in due_spans:
             cost = view.count(view.text(source)[slice(*span)]) + 3 + (0 if source in chosen else 4)
             if cost <= room:
                 room -= cost

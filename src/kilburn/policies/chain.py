@@ -41,14 +41,14 @@ class Chain:
         return f"Chain({', '.join(map(repr, self.policies))})"
 
     def plan(self, view: View) -> Generator[Effect, Answer, Sequence[Move]]:
-        """The moves of all policies, without those that would touch a page twice."""
+        """Return the moves of all policies, except those that would touch a page twice."""
         joined: list[Move] = []
         touched: set[int] = set()
         derived = [page for page in view.pages if page.depth]
         for policy in self.policies:
             plan = policy.plan(view)
             moves: Sequence[Move] = (yield from plan) if isinstance(plan, Generator) else plan
-            own: set[int] = set()
+            policy_pages: set[int] = set()
             for move in moves:
                 # Two moves share a group if one names a page of a group that the other touches. Moves of the same
                 # policy may share one. They depend on each other, so if one is left out, those that need it are left
@@ -57,10 +57,10 @@ class Chain:
                 together = chain.from_iterable(map(view.group, chain(move.pages, standing)))
                 if not touched or touched.isdisjoint(together):
                     joined.append(move)
-                    own.update(move.pages, standing)
+                    policy_pages.update(move.pages, standing)
                 else:
                     touched.update(move.pages, standing)
-            touched |= own
+            touched |= policy_pages
         return joined
 
 

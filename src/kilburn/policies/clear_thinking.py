@@ -14,7 +14,7 @@ from kilburn.message import Kind, Role
 from kilburn.move import Evict, Move
 from kilburn.page import Page
 from kilburn.policy import View
-from kilburn.wire.editing import Amount, ClearThinkingEdit, number_of
+from kilburn.wire.editing import Amount, ClearThinkingEdit, plain_amount
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class ClearThinking:
     def __post_init__(self) -> None:
         keep: object = self.keep
         if isinstance(self.keep, Mapping):
-            keep = "all" if self.keep.get("type") == "all" else number_of(keep, "thinking_turns")
+            keep = "all" if self.keep.get("type") == "all" else plain_amount(keep, "thinking_turns")
         if keep != "all" and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 1):
             raise ValueError(f'keep={self.keep!r} is neither a number of turns, 1 or more, nor "all"')
         object.__setattr__(self, "keep", keep)

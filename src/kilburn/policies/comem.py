@@ -19,7 +19,7 @@ from kilburn.message import Kind, Role
 from kilburn.move import Evict, Move
 from kilburn.page import Page, address_of, span_of
 from kilburn.policy import View
-from kilburn.selection.extract import Piece, extract, piece_of
+from kilburn.selection.extract import Piece, extract, page_piece
 from kilburn.selection.judgement import mended
 from kilburn.selection.lines import whole_sentences
 from kilburn.selection.steps import arrived, latest_step
@@ -132,10 +132,10 @@ class _Log(Sequence[Piece]):
     within one piece, and does not slow the agent down.
     """
 
-    def __init__(self, pages: Sequence[Page], read: Callable[[int], str]) -> None:
+    def __init__(self, pages: Sequence[Page], read_text: Callable[[int], str]) -> None:
         self._pages = [page for page in pages if not page.is_atomic]
         self._labels = {page.id: page.label for page in pages}
-        self._read = read
+        self._read = read_text
 
     def __len__(self) -> int:
         return len(self._pages)
@@ -150,12 +150,12 @@ class _Log(Sequence[Piece]):
         return [self._piece(page) for page in self._pages[at]] if isinstance(at, slice) else self._piece(self._pages[at])
 
     def _piece(self, page: Page) -> Piece:
-        return piece_of(page, self._read(page.id), self._labels.get(page.answers, ""))
+        return page_piece(page, self._read(page.id), self._labels.get(page.answers, ""))
 
 
-def _compose(pages: Sequence[Page], max_tokens: int, policy: Comem, read: Callable[[int], str]) -> Ask:
-    """The question, from the originals' texts."""
-    pieces = _Log(pages, read)
+def _compose(pages: Sequence[Page], max_tokens: int, policy: Comem, read_text: Callable[[int], str]) -> Ask:
+    """Return the question, made from the originals' texts."""
+    pieces = _Log(pages, read_text)
     log = with_headings((f"{address_of(piece.page)} {piece.role} {piece.kind}", piece.text) for piece in pieces)
     if _rough(log) > policy.show:
         log = extract(pieces, policy.show, _rough).text
@@ -168,12 +168,12 @@ def _compose(pages: Sequence[Page], max_tokens: int, policy: Comem, read: Callab
     )
 
 
-def _review(pages: Sequence[Page], read: Callable[[int], str], ask: Ask, answer: Answer) -> Answer:
-    """The answer, if its text may stand for the originals: unchanged, or completed with the facts that it lost."""
+def _review(pages: Sequence[Page], read_text: Callable[[int], str], ask: Ask, answer: Answer) -> Answer:
+    """Return the answer if its text may stand for the originals, unchanged or completed with the facts that it lost."""
     if answer.outcome not in (Outcome.DONE, Outcome.TRUNCATED):
         return answer
     reply = answer.text if answer.ok else whole_sentences(answer.text)
-    pieces = _Log(pages, read)
+    pieces = _Log(pages, read_text)
     text, judged = mended(reply, pieces, ask.max_tokens, _rough, ask.prompt)
     if text.strip():
         return Answer(outcome=Outcome.DONE, text=text.strip(), detail=judged.verdict)

@@ -21,11 +21,11 @@ from kilburn.move import Evict, Move
 from kilburn.page import Page, Span, address_of, span_of
 from kilburn.policies.parameters import check_timeout
 from kilburn.policy import Cause, Stretch, View
-from kilburn.selection.extract import Piece, extract, piece_of, pieces_of, read_ahead
+from kilburn.selection.extract import Piece, extract, page_piece, read_ahead, view_pieces
 from kilburn.selection.judgement import Verdict, judge
 from kilburn.selection.lines import sample
-from kilburn.selection.origins import all_origins, origins_of, words_at
-from kilburn.wire.editing import MIN_COMPACT_TRIGGER, Amount, CompactEdit, number_of
+from kilburn.selection.origins import all_origins, find_origins, words_at
+from kilburn.wire.editing import MIN_COMPACT_TRIGGER, Amount, CompactEdit, plain_amount
 from kilburn.wire.quotation import quote, with_headings
 from kilburn.wire.sent import COMPACTION
 
@@ -41,11 +41,11 @@ INSTRUCTIONS = (
 SPACING = 4
 """After a failure the model is asked again once new tokens, a quarter of the border, have been appended."""
 
-READ = 120_000
+MAX_CHARS_READ = 120_000
 """Characters that are read for one summary. Of a longer history, half of them are its newest texts. The rest is what the
 previous summary still contains, and head, tail and error lines of the texts that no summary stands for yet."""
 
-LEAST = 300
+MIN_TEXT_CHARS = 300
 """Characters at least that are read of a text that no summary stands for yet."""
 
 MARK = 8
@@ -94,7 +94,7 @@ class Compact:
     timeout: float = 120.0
 
     def __post_init__(self) -> None:
-        trigger = number_of(self.trigger, "input_tokens")
+        trigger = plain_amount(self.trigger, "input_tokens")
         if trigger is not None and (isinstance(trigger, bool) or not isinstance(trigger, int) or trigger < MIN_COMPACT_TRIGGER):
             raise ValueError(
                 f"trigger={self.trigger!r} is not a number of {MIN_COMPACT_TRIGGER} or more; for a smaller window give "
@@ -177,7 +177,7 @@ class Compact:
         purpose = f"summary of {span_of(sources[0], sources[-1])}"
         answer = yield Ask(prompt=prompt, system=SYSTEM, max_tokens=to, purpose=purpose, timeout=self.timeout)
         if answer.outcome == Outcome.NO_MODEL:
-            return extract(pieces, to, view.count, query=view.task, reach=READ).text
+            return extract(pieces, to, view.count, query=view.task, reach=MAX_CHARS_READ).text
         if not answer.ok:
             return ""
         summary = _unwrapped(answer.text)
@@ -190,7 +190,7 @@ class Compact:
 
 def _prepare(view: View, border: int) -> None:
     """Read the new pages ahead, if the window is too large to be read all at once. The plan does not depend on it."""
-    if view.cause is Cause.ADMIT and 4 * view.budget.capacity > READ and border - READ // 8 < view.use:
+    if view.cause is Cause.ADMIT and 4 * view.budget.capacity > MAX_CHARS_READ and border - MAX_CHARS_READ // 8 < view.use:
         read_ahead(view)
 
 
@@ -220,11 +220,11 @@ def _is_said(page: Page) -> bool:
 
 
 def _pieces(view: View, stretch: Stretch) -> list[Piece]:
-    """The texts that the summary is made from: all, or of a long history the part that `READ` describes."""
+    """The texts that the summary is made from: all, or of a long history the part that `MAX_CHARS_READ` describes."""
     pages = [view.page(page) for page in stretch.sources]
-    if 4 * sum(page.tokens for page in pages) <= READ:
-        return pieces_of(view, stretch.sources)
-    first, remaining = len(pages), READ // 2
+    if 4 * sum(page.tokens for page in pages) <= MAX_CHARS_READ:
+        return view_pieces(view, stretch.sources)
+    first, remaining = len(pages), MAX_CHARS_READ // 2
     while first and remaining > 0:
         first -= 1
         remaining -= 4 * pages[first].tokens
@@ -235,12 +235,12 @@ def _pieces(view: View, stretch: Stretch) -> list[Piece]:
         if fold.depth and fold.kind is Kind.FOLD:
             mine = older_ids & view.originals(fold)
             stood |= mine
-            origins.append(origins_of(view.text(fold.id), mine, view.text))
+            origins.append(find_origins(view.text(fold.id), mine, view.text))
     fresh = [page for page in pages[:first] if page.id not in stood and not page.is_atomic]
-    share = max(LEAST, READ // 2 // max(1, len(fresh)))
+    share = max(MIN_TEXT_CHARS, MAX_CHARS_READ // 2 // max(1, len(fresh)))
     spans = all_origins([*origins, {page.id: tuple(sample(view.text(page.id), share)) for page in fresh}])
-    old = [piece_of(view.page(page), words_at(view.text(page), spans[page])) for page in spans]
-    return [*old, *pieces_of(view, stretch.sources[first:])]
+    old = [page_piece(view.page(page), words_at(view.text(page), spans[page])) for page in spans]
+    return [*old, *view_pieces(view, stretch.sources[first:])]
 
 
 def _log(view: View, sources: Sequence[int], pieces: Sequence[Piece], room: int) -> str:
@@ -249,15 +249,15 @@ def _log(view: View, sources: Sequence[int], pieces: Sequence[Piece], room: int)
     if sum(view.page(page).tokens for page in sources) <= room:
         # Tokens of the pages, not of the pieces: a text of which only a part was read must not count as whole.
         return with_headings(_told(view, sources))
-    if 4 * room <= READ:
-        return extract(pieces, room, view.count, query=view.task, reach=READ).text
-    first, remaining = len(sources), room - READ // 4
+    if 4 * room <= MAX_CHARS_READ:
+        return extract(pieces, room, view.count, query=view.task, reach=MAX_CHARS_READ).text
+    first, remaining = len(sources), room - MAX_CHARS_READ // 4
     while first and remaining > view.page(sources[first - 1]).tokens + MARK:
         first -= 1
         remaining -= view.page(sources[first]).tokens + MARK
     border = sources[first] if first < len(sources) else sources[-1] + 1
     older = [piece for piece in pieces if piece.page < border]
-    lines = extract(older, READ // 4 - MARK, view.count, query=view.task, reach=READ)
+    lines = extract(older, MAX_CHARS_READ // 4 - MARK, view.count, query=view.task, reach=MAX_CHARS_READ)
     return with_headings([*lines.parts, *_told(view, sources[first:])])
 
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from kilburn.page import Page
 from kilburn.policies.parameters import check_tokens
 from kilburn.policy import Acts, Plan, View
-from kilburn.prices import Prices, prices_of
-from kilburn.selection.excerpts import flow_of
-from kilburn.selection.keeping import Economy, WindowShape, copy_of, keep
+from kilburn.prices import Prices, find_prices
+from kilburn.selection.excerpts import mean_message_tokens
+from kilburn.selection.keeping import Economy, WindowShape, keep, max_copy_tokens
 
 __all__ = ["Cost"]
 
@@ -28,7 +28,7 @@ CHANCE = 1.0
 A prompt needs about one old line, however large the window is, so the chance that a given token is needed falls with the
 window. Fitted on chats and recorded runs at 1,000 to 16,000 tokens."""
 
-LATELY = 20
+RECENT_MESSAGES = 20
 """A recall of a page within this many messages means that too little was kept."""
 
 
@@ -77,7 +77,7 @@ class Cost:
             core=capacity // 4 if self.core is None else self.core,
             whole=capacity // 2 if self.whole is None else self.whole,
             spare=capacity // 8,
-            copy=copy_of(capacity),
+            copy=max_copy_tokens(capacity),
         )
         return keep(view, shape, self._table(), lambda leaving: self._economy(view, leaving, capacity))
 
@@ -87,14 +87,14 @@ class Cost:
         # A recall is one more call of the model, which reads the whole prompt from the cache again.
         miss = self.miss + capacity * table.cached / table.input
         # A message of the user or a tool, and one of the agent, come between two prompts.
-        return Economy(table, 2 * flow_of(view), capacity, CHANCE * capacity / miss / (1 + _recalled(view, leaving)))
+        return Economy(table, 2 * mean_message_tokens(view), capacity, CHANCE * capacity / miss / (1 + _recalled(view, leaving)))
 
     def _table(self) -> Prices:
-        return self.prices if isinstance(self.prices, Prices) else prices_of(self.prices)
+        return self.prices if isinstance(self.prices, Prices) else find_prices(self.prices)
 
 
 def _recalled(view: View, pages: Sequence[Page]) -> int:
     """How many of these pages, or of the originals of the excerpts among them, were recalled lately."""
     near = {source for page in [*pages[:1], *pages[-64:]] for source in (page.sources or (page.id,))}
     uses = [view.uses[page] for page in near if page in view.uses]
-    return sum(1 for use in uses if use.count and view.turn - use.turn <= LATELY)
+    return sum(1 for use in uses if use.count and view.turn - use.turn <= RECENT_MESSAGES)

@@ -190,9 +190,9 @@ class Free:
         moves: list[Move] = []
         by_original = {original: page for page, original in by_page.values()}
         figures = {**resolved.counts, "deleted": 0, "small": 0}
-        for each in cleanable:
-            cuts = resolved.cuts.get(each.page, ())
-            move = self._move(view, by_original[each.page], each, cuts) if cuts else None
+        for scanned_page in cleanable:
+            cuts = resolved.cuts.get(scanned_page.page, ())
+            move = self._move(view, by_original[scanned_page.page], scanned_page, cuts) if cuts else None
             figures["small" if move is None else "deleted"] += len(cuts)
             moves += [move] if move else []
         if proposal.directives:

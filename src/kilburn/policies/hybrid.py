@@ -18,15 +18,15 @@ from typing import ClassVar
 from kilburn.policies.parameters import check_tokens
 from kilburn.policy import Acts, Plan, View
 from kilburn.prices import PRICES
-from kilburn.selection.keeping import UNCACHED, WindowShape, copy_of, floor_of, keep, largeness, middleness
+from kilburn.selection.keeping import UNCACHED, WindowShape, keep, largeness, max_copy_tokens, middleness, min_window_tokens
 
-SPARE, MORE_SPARE = 0.1, 0.1
+SPARE_SHARE, EXTRA_SPARE_SHARE = 0.1, 0.1
 """Share of the window that an edit leaves free, for the next messages and for what is brought; what is added in a large one."""
 
 ADDED, LESS_ADDED = 0.35, 0.1
 """Share of the window of one excerpt at most; what is taken off in a large one."""
 
-HELD, MORE_HELD, REMADE = 0.5, 0.05, 0.4
+EXCERPT_SHARE, EXTRA_EXCERPT_SHARE, REMADE_SHARE = 0.5, 0.05, 0.4
 """Shares of the window: of all excerpts before they are remade, what is added from 4,000 tokens on; of the remade one."""
 
 WHOLE, MORE_WHOLE = 0.25, 0.08
@@ -58,14 +58,19 @@ class Hybrid:
         check_tokens(low=self.low, tail=self.tail, core=self.core, whole=self.whole)
 
     def plan(self, view: View) -> Plan:
-        """An edit in front if the window is full, and passages behind for what was asked."""
+        """Edit the front of the window if it is full, and bring passages relevant to the newest request."""
         capacity = view.budget.capacity
         large = largeness(capacity)
         middle = middleness(capacity)
-        spare, added, held, remade = SPARE + MORE_SPARE * large, ADDED - LESS_ADDED * large, HELD + MORE_HELD * middle, REMADE
+        spare, added, excerpts, remade = (
+            SPARE_SHARE + EXTRA_SPARE_SHARE * large,
+            ADDED - LESS_ADDED * large,
+            EXCERPT_SHARE + EXTRA_EXCERPT_SHARE * middle,
+            REMADE_SHARE,
+        )
         whole = WHOLE + MORE_WHOLE * middle * (1 - large)
         if capacity <= UNCACHED:
-            spare, held, remade = 0.05, 0.35, 0.6
+            spare, excerpts, remade = 0.05, 0.35, 0.6
         shape = WindowShape(
             capacity=capacity,
             tail=self.tail or 0,
@@ -73,9 +78,9 @@ class Hybrid:
             whole=int(whole * capacity) if self.whole is None else self.whole,
             spare=int(spare * capacity) if self.low is None else max(0, capacity - self.low),
             added=int(added * capacity),
-            held=int(held * capacity),
+            excerpts=int(excerpts * capacity),
             remade=int(remade * capacity),
-            copy=copy_of(capacity),
-            floor=floor_of(capacity),
+            copy=max_copy_tokens(capacity),
+            floor=min_window_tokens(capacity),
         )
         return keep(view, shape, PRICES["hosted"])

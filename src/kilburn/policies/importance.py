@@ -35,8 +35,8 @@ _WORD = re.compile(r"[^\W\d]\w{3,}")
 
 
 @remembered(lambda words: getsizeof(words) + 65 * len(words))
-def words_of(text: str) -> frozenset[str]:
-    """The words of a text that distinguish it from others: four letters or more, lower case."""
+def significant_words(text: str) -> frozenset[str]:
+    """Return the words that distinguish a text from others: four letters or more, in lower case."""
     return frozenset(_WORD.findall(text[:LONG].lower()))
 
 
@@ -48,14 +48,14 @@ def scores(view: View, pages: Sequence[Page], weights: Sequence[float], half_lif
         half_life: seconds after which recency is halved; `turns` the same in turns.
     """
     explicit, recency, frequency, nearness = weights
-    focus = words_of(view.task) | _latest_words(view) if nearness else frozenset()
-    given, uses, now, turn = view.importance, view.uses, view.now, view.turn
-    found: dict[int, float] = {}
+    focus = significant_words(view.task) | _latest_words(view) if nearness else frozenset()
+    importances, uses, now, turn = view.importance, view.uses, view.now, view.turn
+    page_scores: dict[int, float] = {}
     best: dict[int, float] = {}
     for page in pages:
         number, group = page.id, page.group
         use = uses.get(number)
-        base = given.get(number) if given else None
+        base = importances.get(number) if importances else None
         if base is None:
             base = 0.6 if page.kind is Kind.FOLD else BY_ROLE[page.role]
         score = explicit * base
@@ -67,13 +67,13 @@ def scores(view: View, pages: Sequence[Page], weights: Sequence[float], half_lif
         if age < FORGOTTEN:
             score += recency * 0.5 ** max(0.0, age)
         if nearness and not page.is_atomic:
-            score += nearness * _overlap(words_of(view.text(number)), focus)
-        found[number] = score
+            score += nearness * _overlap(significant_words(view.text(number)), focus)
+        page_scores[number] = score
         if group and score > best.get(group, 0.0):
             best[group] = score
     if not best:
-        return found
-    return {page.id: best.get(page.group, 0.0) if page.group else found[page.id] for page in pages}
+        return page_scores
+    return {page.id: best.get(page.group, 0.0) if page.group else page_scores[page.id] for page in pages}
 
 
 def _latest_words(view: View) -> frozenset[str]:
@@ -82,7 +82,7 @@ def _latest_words(view: View) -> frozenset[str]:
         if page.message and page.message < view.turn - 1:
             break
         if page.kind in (Kind.TEXT, Kind.CALL, Kind.REASONING):
-            latest |= words_of(view.text(page.id))
+            latest |= significant_words(view.text(page.id))
     return latest
 
 
@@ -119,7 +119,7 @@ class Importance(EvictInOrder):
             raise ValueError(f"{self}: the weights and spare must be 0 or more")
 
     def order(self, view: View, tokens: int) -> list[Page]:
-        """Pages that may leave, worst first; of equal scores the older.
+        """Return the pages that may leave, worst first; of equal scores the older first.
 
         In a window with more than `LOOKED` pages, only the oldest are compared, as many as are enough to choose from.
         Nearness, for which texts must be read, is computed only for pages for which it may change the decision.
@@ -135,18 +135,18 @@ class Importance(EvictInOrder):
             near = rough[low:high]
             fine = _sorted(near, scores(view, near, weights, self.half_life, self.turns))
             return [*rough[:low], *fine, *rough[high:], *older[first:]]
-        found = scores(view, pages, weights, self.half_life, self.turns)
-        return _sorted([page for page in pages if not view.is_latest(page)], found)
+        page_scores = scores(view, pages, weights, self.half_life, self.turns)
+        return _sorted([page for page in pages if not view.is_latest(page)], page_scores)
 
 
-def _sorted(pages: Sequence[Page], found: Mapping[int, float]) -> list[Page]:
-    """Worst first; pages of one score stay in the window's order, oldest first."""
-    return sorted(pages, key=lambda page: found[page.id])
+def _sorted(pages: Sequence[Page], page_scores: Mapping[int, float]) -> list[Page]:
+    """Sort pages, worst first; pages of one score stay in the window's order, oldest first."""
+    return sorted(pages, key=lambda page: page_scores[page.id])
 
 
 def _enough(pages: Sequence[Page], tokens: int, spare: int = LOOKED) -> int:
-    """How many of the first pages have so many tokens together, and `spare` pages more."""
-    for at, held in enumerate(accumulate(page.tokens for page in pages)):
-        if held >= tokens:
+    """Return how many of the first pages have `tokens` tokens together, plus `spare` pages."""
+    for at, total in enumerate(accumulate(page.tokens for page in pages)):
+        if total >= tokens:
             return min(len(pages), at + 1 + spare)
     return len(pages)

@@ -16,8 +16,8 @@ from kilburn.message import Kind, Role
 from kilburn.move import Evict, Move
 from kilburn.page import Page, digest_of
 from kilburn.policy import View
-from kilburn.selection.directives import Malformed, state_of
-from kilburn.selection.steps import last_original, latest_reply, new_messages, words_of
+from kilburn.selection.directives import Malformed, parse_state
+from kilburn.selection.steps import assistant_texts, last_original, latest_reply, new_messages
 
 __all__ = ["INSTRUCTIONS"]
 
@@ -68,18 +68,18 @@ class Mem1:
         return self._relieve(view, last) if view.excess else []
 
     def _since(self, view: View, reply: Sequence[Page]) -> tuple[int, Outcome | None, str]:
-        """The first page of the message with the state; or 0, and the outcome that says what is wrong."""
+        """Return the first page of the message with the state, or 0 and the outcome that says what is wrong."""
         outcome, why = Outcome.EMPTY, "the reply holds no internal state"
         for page in reversed(reply):
-            for words in words_of(view, [page]):
-                state = state_of(words)
+            for words in assistant_texts(view, [page]):
+                state = parse_state(words)
                 if isinstance(state, Malformed):
                     return 0, Outcome.REJECTED, state.why
                 if state is not None and state.strip():
                     tokens = view.count(state) if self.cap is not None else 0
                     if self.cap is not None and tokens > self.cap:
                         return 0, Outcome.REJECTED, f"a state of {tokens} tokens where {self.cap} are allowed"
-                    return next(each.id for each in reply if each.message == page.message), None, ""
+                    return next(reply_page.id for reply_page in reply if reply_page.message == page.message), None, ""
                 if state is not None:
                     why = "the internal state is empty"
         return 0, outcome, why
@@ -103,8 +103,8 @@ class Mem1:
 
         older = [page for page in view.pages if page.message != state and not is_task(page) and not view.is_latest(page)]
         leaving = view.free(older, view.excess + view.budget.capacity // 8)
-        gone = set(leaving)
-        if sum([page.tokens for page in older if page.id in gone]) < view.excess:
+        leaving_ids = set(leaving)
+        if sum([page.tokens for page in older if page.id in leaving_ids]) < view.excess:
             leaving = view.free((page for page in ranked() if not view.is_latest(page)), view.excess)
         return [Evict(pages=leaving, why="over capacity")] if leaving else []
 
@@ -128,7 +128,7 @@ def _last_state(view: View) -> int:
     """The message with the last state; -1 for none. Everything older has left, so it is near the start."""
     for page in view.pages[:NEAR]:
         if page.role is Role.ASSISTANT and page.kind is Kind.TEXT:
-            state = state_of(view.text(page.id))
+            state = parse_state(view.text(page.id))
             if isinstance(state, str) and state.strip():
                 return page.message
     return -1

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 
-def check_tokens(**given: int | None) -> None:
-    """Refuse a number of tokens, each given under its name, that is below 0; None is the policy's own choice.
+def check_tokens(**settings: int | None) -> None:
+    """Refuse a negative number of tokens, each passed under its name; None leaves the choice to the policy.
 
     Raises:
         ValueError: one is.
     """
-    for name, value in given.items():
+    for name, value in settings.items():
         if value is not None and value < 0:
             raise ValueError(f"{name}={value} is not a number of tokens; give 0 or more, or None")
 

@@ -59,11 +59,11 @@ class Preprocess:
 
     @staticmethod
     def _came(view: View) -> list[Page]:
-        """The resident ones of the pages that just came; they stand at the end, in order."""
+        """Return the resident pages among the newly appended ones; they stand at the end, in order."""
         first = min(view.wanted, default=0)
-        came = list(takewhile(lambda page: not 0 < page.id < first, reversed(view.pages)))
-        wanted = set(view.wanted)
-        return [page for page in reversed(came) if page.id in wanted]
+        newest = list(takewhile(lambda page: not 0 < page.id < first, reversed(view.pages)))
+        new_ids = set(view.wanted)
+        return [page for page in reversed(newest) if page.id in new_ids]
 
     @staticmethod
     def _condensed(view: View, page: Page, to: int) -> Fold | None:

@@ -17,7 +17,7 @@ from kilburn.move import Evict, Fold, Move
 from kilburn.page import Page, address_of
 from kilburn.policies.parameters import check_timeout, check_tokens
 from kilburn.policy import View
-from kilburn.selection.extract import Piece, extract, pieces_of
+from kilburn.selection.extract import Piece, extract, view_pieces
 from kilburn.wire.quotation import quote
 
 SYSTEM = (
@@ -68,7 +68,7 @@ class Recursive:
             return [*moves, Evict(pages=tuple(page.id for page in folded), why="as deep as it may be")]
         if all(page.depth for page in folded) or sum(page.tokens for page in folded) <= to:
             return moves
-        pieces = pieces_of(view, sources)
+        pieces = view_pieces(view, sources)
         text = yield from self._text(view, pieces, to)
         if not text:
             return moves

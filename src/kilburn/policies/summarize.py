@@ -18,10 +18,10 @@ from kilburn.page import Page, Span, address_of
 from kilburn.policies.parameters import check_timeout, check_tokens
 from kilburn.policy import Cause, View
 from kilburn.selection.excerpts import shorten_latest
-from kilburn.selection.extract import Piece, extract, piece_of, read_ahead
+from kilburn.selection.extract import Piece, extract, page_piece, read_ahead
 from kilburn.selection.judgement import mended
 from kilburn.selection.lines import whole_sentences
-from kilburn.selection.origins import all_origins, origins_of, words_at
+from kilburn.selection.origins import all_origins, find_origins, words_at
 from kilburn.wire.quotation import quote
 
 SYSTEM = (
@@ -32,12 +32,12 @@ SYSTEM = (
 FOLDS = 3
 """Summaries that stand side by side before they are remade, from the originals, as one."""
 
-READ = 48_000
+MAX_CHARS_READ = 48_000
 """Characters that one summary is made from: the newest, and for an eighth of them the session's beginning. Between these
 two, only the user's words and what earlier summaries held are read again. The new summary stands for all of it. In a
 longer session the one remade summary gets more room: up to twice as much."""
 
-Known = Mapping[int, tuple[Span, ...]]
+SpansByPage = Mapping[int, tuple[Span, ...]]
 """Spans of originals, by page."""
 
 
@@ -104,9 +104,9 @@ class Summarize:
         sources, freed = stretch.sources, stretch.freed
         if not sources or freed <= to:
             return drop
-        beyond = max(0, 4 * view.seen - READ) if replaced else 0
+        beyond = max(0, 4 * view.seen - MAX_CHARS_READ) if replaced else 0
         if self.to is None and beyond:
-            to = max(to, min(to + int(to * min(1.0, 2 * beyond / READ)), freed // 2, room))
+            to = max(to, min(to + int(to * min(1.0, 2 * beyond / MAX_CHARS_READ)), freed // 2, room))
         pieces, earlier = _pieces(view, sources, going, _known(view, replaced, sources) if beyond else {})
         text, how = yield from self._text(view, pieces, to, earlier)
         if not text:
@@ -135,18 +135,20 @@ class Summarize:
         """What may leave in front of the tail and of the newest messages, oldest first."""
         return view.movable([page for page in view.front(tail) if page.message <= max(0, view.turn - keep)])
 
-    def _text(self, view: View, pieces: Sequence[Piece], to: int, earlier: Known) -> Generator[Effect, Answer, tuple[str, str]]:
+    def _text(
+        self, view: View, pieces: Sequence[Piece], to: int, earlier: SpansByPage
+    ) -> Generator[Effect, Answer, tuple[str, str]]:
         """The summary's text, and how it was made."""
         text, how = (yield from self._written(view, pieces, to, earlier)) if self.ask else ("", "")
         if text:
             return text, how
-        return extract(pieces, to, view.count, query=view.task, reach=READ, held=earlier).text, f"extract{how}"
+        return extract(pieces, to, view.count, query=view.task, reach=MAX_CHARS_READ, retained=earlier).text, f"extract{how}"
 
     def _written(
-        self, view: View, pieces: Sequence[Piece], to: int, earlier: Known
+        self, view: View, pieces: Sequence[Piece], to: int, earlier: SpansByPage
     ) -> Generator[Effect, Answer, tuple[str, str]]:
         """The model's summary, and how it was made; or "" and what was wrong with it."""
-        log = extract(pieces, max(4 * to, 1500), view.count, query=view.task, reach=READ, held=earlier).text
+        log = extract(pieces, max(4 * to, 1500), view.count, query=view.task, reach=MAX_CHARS_READ, retained=earlier).text
         prompt = f"{quote('log', log)}\nCondense this log in at most {to // 2} words."
         purpose = f"summary of {address_of(pieces[0].page)}-{address_of(pieces[-1].page)}"
         answer = yield Ask(prompt=prompt, system=SYSTEM, max_tokens=to, purpose=purpose, timeout=self.timeout)
@@ -158,6 +160,7 @@ class Summarize:
         text, judged = mended(reply, pieces, to, view.count, prompt)
         if not text:
             return "", f"; the model's summary was rejected: {judged.verdict}"
+        # kilburn.demo.voice reads "model" and the comma.
         return text, "model" if judged.acceptable else f"model, completed with {len(judged.missing)} facts"
 
 
@@ -165,32 +168,34 @@ def _tokens(pages: Sequence[Page]) -> int:
     return sum([page.tokens for page in pages])
 
 
-def _pieces(view: View, sources: Sequence[int], going: Sequence[Page], earlier: Known) -> tuple[list[Piece], Known]:
+def _pieces(view: View, sources: Sequence[int], going: Sequence[Page], earlier: SpansByPage) -> tuple[list[Piece], SpansByPage]:
     """What the summary is made from, in order: the newest texts whole; of older ones the session's beginning, what the
     user said, and what the replaced summaries held. Also the spans of these that the replaced summaries held."""
     first, texts = _newest(view, sources)
     older = sources[:first]
-    texts |= _while_room(view, older, READ // 8)
+    texts |= _while_room(view, older, MAX_CHARS_READ // 8)
     user_pages = [page.id for page in going if page.role is Role.USER and page.kind is Kind.TEXT and not page.depth]
-    texts |= _while_room(view, [page for page in reversed(user_pages) if page < sources[first]], READ // 4) if older else {}
+    texts |= (
+        _while_room(view, [page for page in reversed(user_pages) if page < sources[first]], MAX_CHARS_READ // 4) if older else {}
+    )
     spans = dict(earlier)
     for page, page_spans in earlier.items():
         if page not in texts:
             texts[page] = words_at(view.text(page), page_spans)
             spans[page] = ((0, len(texts[page])),)
-    return [piece_of(view.page(page), texts[page]) for page in sorted(texts)], spans
+    return [page_piece(view.page(page), texts[page]) for page in sorted(texts)], spans
 
 
 def _newest(view: View, sources: Sequence[int]) -> tuple[int, dict[int, str]]:
     """The first of the newest sources that are read whole, and their texts: all, or those that leave room for the
     beginning."""
     texts: dict[int, str] = {}
-    first, remaining = len(sources), READ
+    first, remaining = len(sources), MAX_CHARS_READ
     while first and remaining > 0:
         first -= 1
         texts[sources[first]] = view.text(sources[first])
         remaining -= len(texts[sources[first]])
-    spare = READ // 8 if first else 0
+    spare = MAX_CHARS_READ // 8 if first else 0
     while spare > 0 and len(texts) > 1:
         spare -= len(texts.pop(sources[first]))
         first += 1
@@ -211,12 +216,12 @@ def _while_room(view: View, pages: Sequence[int], room: int) -> dict[int, str]:
 
 def _known(view: View, summaries: Sequence[Page], sources: Sequence[int]) -> dict[int, tuple[Span, ...]]:
     """The places in the originals of what the replaced summaries hold."""
-    return all_origins(origins_of(view.text(page.id), set(page.sources).intersection(sources), view.text) for page in summaries)
+    return all_origins(find_origins(view.text(page.id), set(page.sources).intersection(sources), view.text) for page in summaries)
 
 
 def _prepare(view: View, border: int) -> None:
     """Read new pages ahead, if a fold will read them once the window is full, so that the turn that folds need not read
     everything at once. The plan does not depend on it."""
-    begins = 4 * view.seen < READ // 6 and 4 * border > READ
-    if view.cause is Cause.ADMIT and (begins or border - READ // 2 < view.use <= border):
+    begins = 4 * view.seen < MAX_CHARS_READ // 6 and 4 * border > MAX_CHARS_READ
+    if view.cause is Cause.ADMIT and (begins or border - MAX_CHARS_READ // 2 < view.use <= border):
         read_ahead(view)

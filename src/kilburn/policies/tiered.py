@@ -43,9 +43,11 @@ class Tiered(EvictInOrder):
         return chain((page for page in older if page.id not in core), (page for page in older if page.id in core))
 
     def members(self, view: View, tokens: int) -> set[int]:
-        """The pages of the core: those with an importance by it, then the user's words, newest first."""
-        said = [page for page in view.pages if page.id in view.importance or (page.role is Role.USER and page.kind is Kind.TEXT)]
-        ranked = sorted(said, key=lambda page: (-view.importance.get(page.id, 0.0), -page.id))
+        """Return the pages of the core: those with an importance, by importance, then the user's messages, newest first."""
+        eligible = [
+            page for page in view.pages if page.id in view.importance or (page.role is Role.USER and page.kind is Kind.TEXT)
+        ]
+        ranked = sorted(eligible, key=lambda page: (-view.importance.get(page.id, 0.0), -page.id))
         chosen: set[int] = set()
         for page in ranked:
             if page.id not in view.pins and page.tokens <= tokens:

@@ -25,7 +25,7 @@ class AnswerOutcome(StrEnum):
     """It was answered, but some sub-calls failed: see `RecursiveResult.missing`."""
     FORCED = "forced"
     """The limit of steps was reached; the model answered when it was asked to."""
-    SAID = "said"
+    PROSE = "said"
     """The model answered in prose instead of by the variable `answer`; its text is the content."""
     UNREADY = "unready"
     """A limit was reached. The content is that of `answer`, which was not marked as ready."""

@@ -268,7 +268,7 @@ class RecursiveModel(Agent):
             outcome = AnswerOutcome.PARTIAL
         run.unpin()
         run.check()
-        is_new = content is not None and outcome is not AnswerOutcome.SAID
+        is_new = content is not None and outcome is not AnswerOutcome.PROSE
         page = session.window.last + 1 if is_new else run.page if content is not None else 0
         text = content if isinstance(content, str) else msgspec.json.encode(content).decode()
         steps, calls, name = run.own.outcome.steps, run.sub_calls.done + run.calls, str(outcome)
@@ -312,7 +312,7 @@ class RecursiveModel(Agent):
             if prose is not None:
                 replies += 1
                 if replies > MAX_PROSE_REPLIES:
-                    return (AnswerOutcome.SAID, prose, "") if prose.strip() else (AnswerOutcome.NOTHING, None, "")
+                    return (AnswerOutcome.PROSE, prose, "") if prose.strip() else (AnswerOutcome.NOTHING, None, "")
                 run.say(REMINDER)
             prose = self._step()
         return AnswerOutcome.ANSWERED, run.answer.content, ""
@@ -331,7 +331,7 @@ class RecursiveModel(Agent):
             if run.answer.ready:
                 return AnswerOutcome.FORCED, run.answer.content, "steps"
         ended = self._unready("steps")
-        return (AnswerOutcome.SAID, prose, "steps") if prose and ended[1] is None else ended
+        return (AnswerOutcome.PROSE, prose, "steps") if prose and ended[1] is None else ended
 
     def _unready(self, limit: str) -> Ended:
         content = self.inquiry.answer.current()

@@ -27,7 +27,7 @@ from kilburn.event import encodable
 from kilburn.kernel.resolve import resolve
 from kilburn.kernel.session import Session
 from kilburn.message import Message, Role, Trust
-from kilburn.model import Model, Tokens, complete, request_of
+from kilburn.model import Model, Tokens, build_request, complete
 from kilburn.models.retry import Retry
 from kilburn.recursion.recorded import (
     MAX_PROMPT_CHARS,
@@ -377,7 +377,7 @@ class SubCalls:
                 return None, type(error).__name__
 
     def _complete(self, model: Model, prompt: str) -> str:
-        request = request_of(
+        request = build_request(
             model, prompt, SYSTEM, max_tokens=self.reply, temperature=0.0, timeout=self.account.remaining_seconds()
         )
         reply = complete(model, request)

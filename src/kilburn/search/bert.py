@@ -22,12 +22,12 @@ except ModuleNotFoundError as error:
     raise MissingExtra(error.name or "onnx", "embed") from error
 
 
-_LEAST = 0.17
+_GELU_FLOOR = 0.17
 """GELU never gives less than its negative."""
 
 
-def parts_of(path: Path) -> tuple[dict[str, Any], str]:
-    """The float32 tensors of a safetensors file by name, and the text that follows them: the tokenizer, as JSON."""
+def read_tensors(path: Path) -> tuple[dict[str, Any], str]:
+    """Return the float32 tensors of a safetensors file by name, and the text after them: the tokenizer, as JSON."""
     raw = np.memmap(path, dtype=np.uint8, mode="r")
     begin = 8 + int.from_bytes(raw[:8].tobytes(), "little")
     head = json.loads(raw[8:begin].tobytes())
@@ -52,23 +52,24 @@ class OnnxGraph:
     """
 
     def __init__(
-        self, tensors: dict[str, Any], *, layers: int, heads: int, longest: int, whole: bool = False, text: str = ""
+        self, tensors: dict[str, Any], *, layers: int, heads: int, max_tokens: int, whole: bool = False, text: str = ""
     ) -> None:
         self._tensors, self._heads, self._whole = tensors, heads, whole
         self._nodes: list[Any] = []
         self._numbers: list[Any] = []
-        numbers = {"one": 1, "half": 0.5, "least": _LEAST, "tiny": 1e-9, "of127": 1 / 127, "of255": 1 / 255, "shift": 128.5}
+        numbers = {"one": 1, "half": 0.5, "least": _GELU_FLOOR, "tiny": 1e-9, "of127": 1 / 127, "of255": 1 / 255, "shift": 128.5}
         for name, value in numbers.items():
             self._put(name, np.float32(value))
         self._put("middle", np.uint8(128))
-        state = self._embedding(longest)
+        state = self._embedding(max_tokens)
         for layer in range(layers):
             state = self._layer(f"encoder.layer.{layer}.", state)
         self._pool(state)
         self.bytes = self._model(text)
 
-    def _embedding(self, longest: int) -> str:
-        """The sum of word, position and type, normalised. Words are int8 with a scale each: the largest table by far."""
+    def _embedding(self, max_tokens: int) -> str:
+        """Add the normalised sum of word, position and type embeddings. Words are int8 with a scale each, because their table is
+        by far the largest."""
         words = self._tensors["embeddings.word_embeddings.weight"]
         kind = self._tensors["embeddings.token_type_embeddings.weight"][0]
         if self._whole:
@@ -78,7 +79,7 @@ class OnnxGraph:
             rows = self._op("Gather", self._put("words", np.rint(words / scale).astype(np.int8)), "ids")
             scales = self._op("Gather", self._put("scales", scale), "ids")
             word = self._op("Mul", self._cast(rows, onnx.TensorProto.FLOAT), scales)
-        places = self._put("places", self._tensors["embeddings.position_embeddings.weight"][:longest] + kind)
+        places = self._put("places", self._tensors["embeddings.position_embeddings.weight"][:max_tokens] + kind)
         count = self._op("Shape", "ids", start=1, end=2)
         place = self._op("Slice", places, self._put("first", np.array([0])), count)
         return self._norm("embeddings.LayerNorm.", self._op("Add", word, place))
@@ -110,7 +111,7 @@ class OnnxGraph:
         rows = np.rint(weight / scale[:, None]).astype(np.int8)
         if positive:
             state = self._op("Add", state, "least")
-            bias = bias - np.float32(_LEAST) * (rows * scale[:, None]).sum(1)
+            bias = bias - np.float32(_GELU_FLOOR) * (rows * scale[:, None]).sum(1)
             size, unit, middle = self._op("ReduceMax", state, axes=[-1], keepdims=1), "of255", "half"
         else:
             size, unit, middle = self._op("ReduceMax", self._op("Abs", state), axes=[-1], keepdims=1), "of127", "shift"
@@ -137,14 +138,14 @@ class OnnxGraph:
             make.make_tensor_value_info("mask", onnx.TensorProto.INT32, ["texts", "tokens"]),
         ]
         output = make.make_tensor_value_info("vectors", onnx.TensorProto.FLOAT, ["texts", None])
-        used = {name for node in self._nodes for name in node.input}
-        numbers = [number for number in self._numbers if number.name in used]
+        input_names = {name for node in self._nodes for name in node.input}
+        numbers = [number for number in self._numbers if number.name in input_names]
         graph = make.make_graph(self._nodes, "bert", inputs, [output], numbers)
         sets = [make.make_opsetid("", 17), make.make_opsetid("com.microsoft", 1)]
         model = make.make_model(graph, opset_imports=sets, ir_version=8, producer_name="kilburn")
         make.set_model_props(model, {"note": text})
-        made: bytes = model.SerializeToString()
-        return made
+        data: bytes = model.SerializeToString()
+        return data
 
     def _put(self, name: str, numbers: Any) -> str:
         self._numbers.append(onnx.numpy_helper.from_array(np.ascontiguousarray(numbers).reshape(np.shape(numbers)), name))

@@ -11,20 +11,20 @@ from kilburn.errors import KilburnError
 from kilburn.kernel.resolve import resolve
 from kilburn.retrieval import Embedder
 
-_made: WeakValueDictionary[str, Embedder] = WeakValueDictionary()
+_embedders: WeakValueDictionary[str, Embedder] = WeakValueDictionary()
 """By name: the stores of a program share the weights."""
 
 
-def usual_embedder(known: Sequence[str] = ()) -> Embedder:
-    """The embedder of a store that has vectors of these; in a store without vectors `minilm`.
+def usual_embedder(names: Sequence[str] = ()) -> Embedder:
+    """Return the embedder of a store with vectors of these embedders; `minilm` for a store without vectors.
 
     Raises:
         MissingExtra, Unavailable: it is not installed, or not on this machine; nothing is downloaded.
         SpecError: no such embedder here.
     """
     # Of two, one is being changed for the other, which came later.
-    made: Embedder = resolve("search.embedders", (known or ["minilm"])[-1], foreign=False)
-    return _made.setdefault(made.name, made)
+    embedder: Embedder = resolve("search.embedders", (names or ["minilm"])[-1], foreign=False)
+    return _embedders.setdefault(embedder.name, embedder)
 
 
 def vectors_for(backend: Backend, embedder: Any = "auto", *, foreign: bool = True) -> Any:

@@ -23,7 +23,7 @@ ENOUGH = 0.25
 HITS = 10
 """Hits that are looked at, the best first."""
 
-SAID, WORDS, COSINE, LOST, BASE = 4.58, -0.34, 5.97, -5.46, -1.74
+SHARE_WEIGHT, WORDS_WEIGHT, COSINE_WEIGHT, LOST_WEIGHT, BIAS = 4.58, -0.34, 5.97, -5.46, -1.74
 """Weights of the share of the query's words in the hits that fit, of the number of its words (8 at most), of the best cosine of
 these hits, and of whom it asks about if no hit names them."""
 
@@ -105,7 +105,7 @@ def confidence(
         total = ALONE_SAID * share + ALONE_WORDS * number + ALONE_LOST * lost + ALONE_BASE
     else:
         best = max((cosine or 0.0 for cosine, fit in zip(cosines, fits, strict=False) if fit), default=0.0)
-        total = SAID * share + WORDS * number + COSINE * best + LOST * lost + BASE
+        total = SHARE_WEIGHT * share + WORDS_WEIGHT * number + COSINE_WEIGHT * best + LOST_WEIGHT * lost + BIAS
     return 1 / (1 + math.exp(-total))
 
 
@@ -141,27 +141,27 @@ FAMILY: Mapping[str, frozenset[str]] = {
 }
 
 
-_HERE = (
+_ENGLISH = (
     "the my and that this it you with have for from to at they she your our are been just what when how us because until who "
     "there then his her i'm i've i'd don't didn't can't it's is was were not but all a an on in no so be do should would every "
     "of me we i more out over than had did got get into as by too after before if or about will back off up"
 )
-_ELSEWHERE = (
+_FOREIGN = (
     "der die das und ich wir nicht mit bei nach ein eine den dem ist bin habe hat zu im je tu il elle nous vous le la les un une "
     "des du et est suis ai chez pas de que qui en el los las y no soy tengo con mi una ho sono abito ci siamo di che non per del "
     "della il lo gli ik wij het een niet ben doe aan van met jag är och inte har med på det en em na os uma eu não moro para "
     "meu minha jeg og ikke er til ja nie jest mam w z się na do"
 )
-_KNOWN = frozenset(_HERE.split()) - frozenset(_ELSEWHERE.split())
+_ONLY_ENGLISH = frozenset(_ENGLISH.split()) - frozenset(_FOREIGN.split())
 """Words of English that are none of other languages of Europe."""
-_UNKNOWN = frozenset(_ELSEWHERE.split()) - frozenset(_HERE.split())
+_ONLY_FOREIGN = frozenset(_FOREIGN.split()) - frozenset(_ENGLISH.split())
 
 
 def is_english(text: str) -> bool:
     """Whether a text is in the language whose words are known here, as far as its small words tell; one that has none of them
     is not, unless it is very short."""
     words = re.findall(r"[^\W\d_]+(?:['’][^\W\d_]+)?", text.casefold().replace("’", "'"))
-    here, there = ([word for word in words if word in listed] for listed in (_KNOWN, _UNKNOWN))
-    if sum(not word.isascii() for word in words) * 2 > len(words) or len(there) > len(here):
+    english, foreign = ([word for word in words if word in listed] for listed in (_ONLY_ENGLISH, _ONLY_FOREIGN))
+    if sum(not word.isascii() for word in words) * 2 > len(words) or len(foreign) > len(english):
         return False
-    return len(words) < 3 or bool(here)
+    return len(words) < 3 or bool(english)

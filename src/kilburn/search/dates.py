@@ -25,7 +25,7 @@ DAY = 86_400.0
 Interval = tuple[float, float]
 """From the first second to the one after the last, since the epoch."""
 
-LONGEST = 20_000
+MAX_QUESTION_CHARS = 20_000
 """Characters of a question that are looked at."""
 
 LATER, LATEST = 3 * DAY, 30 * DAY
@@ -47,29 +47,29 @@ class Dated:
     relative: bool
 
 
-def dates(text: str, said: float, *, past: bool = False) -> list[Dated]:
-    """The expressions of time in a statement, in order; those of days that do not exist are left out.
+def dates(text: str, said_at: float, *, past: bool = False) -> list[Dated]:
+    """Return the expressions of time in a statement, in order, without those of days that do not exist.
 
     Args:
         said: when the text was said, in seconds since the epoch.
         past: whether a weekday, or a month without a year, is of the time before `said`.
     """
-    return [dated for dated, _ in _read(text, said, past=past)]
+    return [dated for dated, _ in _read(text, said_at, past=past)]
 
 
-def grounded(text: str, said: float, *, past: bool = False) -> tuple[str, list[Dated]]:
-    """The text with its relative expressions made absolute, and all expressions of time in it."""
-    found = dates(text, said, past=past)
+def grounded(text: str, said_at: float, *, past: bool = False) -> tuple[str, list[Dated]]:
+    """Return the text with its relative expressions made absolute, and all expressions of time in it."""
+    expressions = dates(text, said_at, past=past)
     pieces: list[str] = []
     at = 0
-    for dated in found:
+    for dated in expressions:
         if dated.relative:
             start = dated.span[0]
-            before = text[at:start]
-            bare = not re.search(r"\b(?i:on|in|by|until|till|from|for|since|before|after|of|at|starting|during)\s+$", before)
-            pieces += [before, _preposition(dated.absolute) if bare else "", dated.absolute]
+            preceding = text[at:start]
+            bare = not re.search(r"\b(?i:on|in|by|until|till|from|for|since|before|after|of|at|starting|during)\s+$", preceding)
+            pieces += [preceding, _preposition(dated.absolute) if bare else "", dated.absolute]
             at = dated.span[1]
-    return "".join([*pieces, text[at:]]), found
+    return "".join([*pieces, text[at:]]), expressions
 
 
 def _preposition(absolute: str) -> str:
@@ -77,7 +77,7 @@ def _preposition(absolute: str) -> str:
 
 
 def times_in(text: str, now: float) -> list[Interval]:
-    """The spans of time that a question names, in order of appearance; empty if it names none.
+    """Return the spans of time that a question names, in order of appearance; empty if it names none.
 
     "since", "after", "before" and "until" make it open to that side, where open means now or for ever; "between" and
     "from ... to" join two. A date without a year is the latest one that is not after now.
@@ -85,22 +85,22 @@ def times_in(text: str, now: float) -> list[Interval]:
     Args:
         now: what "yesterday" is relative to, in seconds since the epoch.
     """
-    text = text[:LONGEST]
-    found: list[Interval] = []
+    text = text[:MAX_QUESTION_CHARS]
+    intervals: list[Interval] = []
     behind, joins = 0, False
-    for dated, before in _read(text, now, past=True, asked=True):
+    for dated, preposition in _read(text, now, past=True, is_question=True):
         start, end = dated.start, dated.end
         joined = joins and _JOIN.match(text, behind, dated.span[0])
-        behind, joins = dated.span[1], not joined and before in ("between", "from")
+        behind, joins = dated.span[1], not joined and preposition in ("between", "from")
         if joined:
-            found[-1] = (found[-1][0], max(found[-1][1], end))
+            intervals[-1] = (intervals[-1][0], max(intervals[-1][1], end))
             continue
-        if before in ("since", "after"):
-            start, end = (start if before == "since" else end), max(end, now) + DAY
-        elif before in ("before", "until", "till", "by"):
-            start, end = -math.inf, (start if before == "before" else end)
-        found.append((start, end))
-    return found
+        if preposition in ("since", "after"):
+            start, end = (start if preposition == "since" else end), max(end, now) + DAY
+        elif preposition in ("before", "until", "till", "by"):
+            start, end = -math.inf, (start if preposition == "before" else end)
+        intervals.append((start, end))
+    return intervals
 
 
 def closeness(times: list[Interval], time: float) -> float:
@@ -119,9 +119,9 @@ class _Place:
     """Where an expression stands: on which day it is said, after which word, in a text about the past, in a question."""
 
     today: dt.date
-    before: str
+    preposition: str
     past: bool
-    asked: bool
+    is_question: bool
 
     @property
     def monday(self) -> dt.date:
@@ -132,31 +132,31 @@ _Days = tuple[dt.date, dt.date, str, bool]
 """First day, the day after the last, the absolute form, whether it is relative."""
 
 
-def _read(text: str, said: float, *, past: bool, asked: bool = False) -> Iterator[tuple[Dated, str]]:
-    """Each expression of time and the word before it that says how it is meant ("since"), or ""."""
+def _read(text: str, said_at: float, *, past: bool, is_question: bool = False) -> Iterator[tuple[Dated, str]]:
+    """Yield each expression of time with the preposition before it ("since"), or ""."""
     try:
-        today = dt.datetime.fromtimestamp(said, tz=dt.UTC).date()
+        today = dt.datetime.fromtimestamp(said_at, tz=dt.UTC).date()
     except (ValueError, OverflowError, OSError):
         return
-    matches = [(match, days) for pattern, days in _patterns(asked) for match in pattern.finditer(text)]
-    matches.sort(key=lambda each: (each[0].start(), -each[0].end()))
+    matches = [(match, days) for pattern, days in _patterns(is_question) for match in pattern.finditer(text)]
+    matches.sort(key=lambda pair: (pair[0].start(), -pair[0].end()))
     behind = 0
     for match, days in matches:
         if match.start() < behind:
             continue
-        word = _BEFORE.search(text, max(behind, match.start() - 24), match.start())
-        before = word[1].lower() if word else ""
-        if not asked and word and word[0].lower().split()[-1] == "the" and match.groupdict().get("which"):
+        word = _PREPOSITION.search(text, max(behind, match.start() - 24), match.start())
+        preposition = word[1].lower() if word else ""
+        if not is_question and word and word[0].lower().split()[-1] == "the" and match.groupdict().get("which"):
             continue  # "over the past year" names no year
         try:
-            found = days(match, _Place(today, before, past, asked))
+            interval = days(match, _Place(today, preposition, past, is_question))
         except (ValueError, OverflowError):  # no such day, or beyond the calendar
             behind = match.end()
             continue
-        if found is not None:
-            first, last, absolute, relative = found
+        if interval is not None:
+            first, last, absolute, relative = interval
             behind = match.end()
-            yield Dated(match.span(), _seconds(first), _seconds(last), absolute, relative), before
+            yield Dated(match.span(), _seconds(first), _seconds(last), absolute, relative), preposition
 
 
 def _seconds(day: dt.date) -> float:
@@ -216,12 +216,12 @@ def _near(match: re.Match[str], place: _Place) -> _Days:
 
 
 def _weekday(match: re.Match[str], place: _Place) -> _Days | None:
-    which, at = _which(match), _number(_DAYS, match["day"])
-    if which in ("next", "this"):
-        return _day(place.monday + dt.timedelta(at + 7 * (which == "next")), relative=True)
-    if not which and place.before not in ("on", "by", "until", "from", "since", "before", "after"):
+    determiner, at = _which(match), _number(_DAYS, match["day"])
+    if determiner in ("next", "this"):
+        return _day(place.monday + dt.timedelta(at + 7 * (determiner == "next")), relative=True)
+    if not determiner and place.preposition not in ("on", "by", "until", "from", "since", "before", "after"):
         return None
-    back = _STEPS[which] < 0 if which else place.past or place.before == "since"
+    back = _STEPS[determiner] < 0 if determiner else place.past or place.preposition == "since"
     away = at - place.today.weekday()
     return _day(place.today + dt.timedelta(-((-away - 1) % 7) - 1 if back else (away - 1) % 7 + 1), relative=True)
 
@@ -252,7 +252,7 @@ def _moved(today: dt.date, count: int, unit: str) -> _Days:
 
 def _until_now(match: re.Match[str], place: _Place) -> _Days | None:
     """ "The past two weeks", "the next three days"."""
-    if not place.asked:
+    if not place.is_question:
         return None
     length = dt.timedelta(_count(match["count"]) * _UNITS[match["unit"].lower()])
     first, last = (place.today, place.today + length) if _STEPS[_which(match)] > 0 else (place.today - length, place.today)
@@ -273,7 +273,7 @@ def _calendar(match: re.Match[str], place: _Place) -> _Days:
     if match["year"]:
         return _day(dt.date(int(match["year"]), month, date), relative=False)
     years = range(today.year - 8, today.year + 2)  # 29 February may be years ago
-    days = [day for year in years if (day := _day_in(year, month, date)) and not (place.asked and day > today)]
+    days = [day for year in years if (day := _day_in(year, month, date)) and not (place.is_question and day > today)]
     return _day(min(days, key=lambda day: (abs((day - today).days), day)), relative=False)
 
 
@@ -285,27 +285,27 @@ def _day_in(year: int, month: int, day: int) -> dt.date | None:
 
 
 def _some_month(match: re.Match[str], place: _Place) -> _Days | None:
-    which, month, today = _which(match), _number(_MONTHS, match["month"]) + 1, place.today
+    determiner, month, today = _which(match), _number(_MONTHS, match["month"]) + 1, place.today
     if match["year"]:
         return _month(int(match["year"]), month, relative=False)
-    if not which and place.before not in (_WITHIN if place.asked else ("in", "since", "until")):
+    if not determiner and place.preposition not in (_WITHIN if place.is_question else ("in", "since", "until")):
         return None
-    step = _STEPS[which] if which else -1 if place.past or place.before == "since" else 1
+    step = _STEPS[determiner] if determiner else -1 if place.past or place.preposition == "since" else 1
     if step < 0:
-        back = month >= today.month if which else month > today.month
+        back = month >= today.month if determiner else month > today.month
         return _month(today.year - back, month, relative=True)
-    ahead = step > 0 and (month <= today.month if which else month < today.month)
+    ahead = step > 0 and (month <= today.month if determiner else month < today.month)
     return _month(today.year + ahead, month, relative=True)
 
 
 def _season(match: re.Match[str], place: _Place) -> _Days | None:
-    which, today, name = _which(match), place.today, match["season"].lower()
-    if not (which or match["year"] or (place.asked and place.before)):
+    determiner, today, name = _which(match), place.today, match["season"].lower()
+    if not (determiner or match["year"] or (place.is_question and place.preposition)):
         return None  # "in summer" may be every summer
     year = int(match["year"] or today.year)
     first, last = _quarter(year, _SEASONS[name])
     if not match["year"]:
-        step = _STEPS[which] if which else 0
+        step = _STEPS[determiner] if determiner else 0
         year += (first <= today) if step > 0 else -(first > today or (step < 0 and last > today))
         first, last = _quarter(year, _SEASONS[name])
     return first, last, f"the {name} of {first.year}", not match["year"]
@@ -316,12 +316,12 @@ def _quarter(year: int, month: int) -> tuple[dt.date, dt.date]:
 
 
 def _some_year(match: re.Match[str], place: _Place) -> _Days | None:
-    certain = place.asked or place.before in ("in", "since", "until")
+    certain = place.is_question or place.preposition in ("in", "since", "until")
     return _year(int(match[0]), relative=False) if certain else None
 
 
 _WITHIN = ("in", "during", "since", "before", "after", "until", "till", "early", "late", "mid", "by", "of")
-_BEFORE = re.compile(
+_PREPOSITION = re.compile(
     r"\b(since|after|before|until|till|by|between|from|in|on|during|of|early|late|mid|the)(?:\s+(?:the|early|late|mid))?[\s-]+\Z",
     re.IGNORECASE,
 )
@@ -334,7 +334,7 @@ _MONTH = (
 _DATE = r"(?P<date>[12]\d|3[01]|0?[1-9])(?:st|nd|rd|th)?\b"
 _YEAR = r"(?P<year>(?:19|20)\d\d)\b"
 _IN_DIGITS = r"(?P<month>0?[1-9]|1[0-2])"
-_WHICH = r"(?P<which>(?i:(?:this\s+)?(?:past|coming)|last|previous|this|next))\s+"
+_DETERMINER = r"(?P<which>(?i:(?:this\s+)?(?:past|coming)|last|previous|this|next))\s+"
 _COUNT = (
     r"(?i:(?P<count>\d{1,3}|(?:a\s+)?couple(?:\s+of)?|(?:a\s+)?few|several|an?|one|two|three|four|five|six|seven|eight|nine"
     r"|ten|eleven|twelve)\s+(?P<unit>day|week|month|year)s?)"
@@ -348,24 +348,24 @@ _SOURCES: list[tuple[str, Callable[[re.Match[str], _Place], _Days | None]]] = [
         _near,
     ),
     (
-        rf"(?:{_WHICH})?"
+        rf"(?:{_DETERMINER})?"
         r"(?P<day>(?i:monday|tuesday|wednesday|thursday|friday|saturday|sunday)|Mon|Tues?|Wed|Thu(?:rs)?|Fri|Sat|Sun)",
         _weekday,
     ),
-    (rf"{_WHICH}(?P<unit>(?i:weekend|week|month|year))", _period),
+    (rf"{_DETERMINER}(?P<unit>(?i:weekend|week|month|year))", _period),
     (rf"(?i:in)\s+{_COUNT}(?P<ago>\b\B)?", _away),
     (rf"{_COUNT}\s+(?P<ago>(?i:ago))", _away),
-    (rf"{_WHICH}{_COUNT}", _until_now),
+    (rf"{_DETERMINER}{_COUNT}", _until_now),
     (rf"{_MONTH}[\s-]+(?:the\s+)?{_DATE}(?!:\d)(?:,?[\s-]+{_YEAR})?", _calendar),
     (rf"{_DATE}\s+(?:of\s+)?{_MONTH}(?:,?\s+{_YEAR})?", _calendar),
-    (rf"(?:{_WHICH})?{_MONTH}(?:,?\s+(?:of\s+)?{_YEAR}|(?!\s*\d))", _some_month),
-    (rf"(?:{_WHICH})?(?P<season>(?i:{'|'.join(_SEASONS)}))(?:\s+(?:of\s+)?{_YEAR})?", _season),
+    (rf"(?:{_DETERMINER})?{_MONTH}(?:,?\s+(?:of\s+)?{_YEAR}|(?!\s*\d))", _some_month),
+    (rf"(?:{_DETERMINER})?(?P<season>(?i:{'|'.join(_SEASONS)}))(?:\s+(?:of\s+)?{_YEAR})?", _season),
     (rf"{_YEAR}(?![\d-]|\.\d)", _some_year),
 ]
 
 
 @cache
-def _patterns(asked: bool) -> list[tuple[re.Pattern[str], Callable[[re.Match[str], _Place], _Days | None]]]:
+def _patterns(is_question: bool) -> list[tuple[re.Pattern[str], Callable[[re.Match[str], _Place], _Days | None]]]:
     """Return the compiled patterns for questions, in any case, or for statements. To compile them takes milliseconds."""
-    flags = re.IGNORECASE if asked else 0
+    flags = re.IGNORECASE if is_question else 0
     return [(re.compile(rf"\b(?!(?<=\d[./-])\d)(?:{source})(?!\w)", flags), days) for source, days in _SOURCES]

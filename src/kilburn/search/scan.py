@@ -24,7 +24,7 @@ Array = np.ndarray[Any, Any]
 BLOCK = 1 << 16
 """Vectors of a block. Its signs and distances fit the processor's cache, and a store that grows copies nothing."""
 
-LEAST = 256
+MIN_CANDIDATES = 256
 """Candidates by signs, at least, where not all are compared exactly."""
 
 CHUNK = 512
@@ -37,8 +37,8 @@ WIDE, SHARE = 8, 256
 """Candidates by signs: so many for each vector that is wanted, and one of so many vectors; see `kilburn lab vectors`."""
 
 
-def size_of(dimensions: int) -> int:
-    """Bytes of a stored vector: a float32 and its int8 numbers."""
+def vector_bytes(dimensions: int) -> int:
+    """Return the size of a stored vector in bytes: a float32 and its int8 numbers."""
     return 4 + dimensions
 
 
@@ -51,7 +51,7 @@ def pack(vectors: Array) -> list[bytes]:
 
 def unpack(rows: Sequence[bytes], dimensions: int) -> tuple[Array, Array]:
     """Scales and numbers of stored vectors."""
-    raw = np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), size_of(dimensions))
+    raw = np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), vector_bytes(dimensions))
     return raw[:, :4].copy().view("<f4")[:, 0], raw[:, 4:].view(np.int8)
 
 
@@ -88,16 +88,16 @@ class Scan:
         return self._count
 
     def add(self, entries: Sequence[int], rows: Sequence[bytes]) -> None:
-        """Take stored vectors (see `pack`); one of an entry that is here takes the old one's place."""
+        """Add stored vectors (see `pack`); a vector of a known entry replaces the old one."""
         scales, numbers = unpack(rows, self.dimensions)
         # Of two vectors of one entry the later one counts.
         last = dict(zip(entries, range(len(entries)), strict=True))
         chosen = np.fromiter(last.values(), np.int64, len(last))
-        wanted = np.fromiter(last, np.int64, len(last))
-        places = self._find(wanted)
+        keys = np.fromiter(last, np.int64, len(last))
+        places = self._find(keys)
         new = np.flatnonzero(places < 0)
         places[new] = np.arange(self._count, self._count + len(new))
-        self._recent.update(zip(wanted[new].tolist(), places[new].tolist(), strict=True))
+        self._recent.update(zip(keys[new].tolist(), places[new].tolist(), strict=True))
         self._count += len(new)
         while len(self._blocks) * BLOCK < self._count:
             self._blocks.append(_Block(self.dimensions, self._words))
@@ -105,7 +105,7 @@ class Scan:
             block, mine = self._blocks[number], np.flatnonzero(places // BLOCK == number)
             within, source = places[mine] % BLOCK, chosen[mine]
             block.count = min(BLOCK, self._count - int(number) * BLOCK)
-            block.entries[within], block.segments[within] = wanted[mine], wanted[mine] >> 32
+            block.entries[within], block.segments[within] = keys[mine], keys[mine] >> 32
             block.scales[within], block.numbers[within] = scales[source], numbers[source]
             block.signs[:, within] = self._signs(numbers[source] > 0).T
         if len(self._recent) > RECENT + self._count // 8:
@@ -113,11 +113,11 @@ class Scan:
 
     def remove(self, entries: Collection[int]) -> None:
         """Forget vectors; the last ones take their places. Entries that are not here are no error."""
-        wanted = list(entries)
-        found = [int(place) for place in self._find(wanted) if place >= 0]
-        if not found:
+        keys = list(entries)
+        places = [int(place) for place in self._find(keys) if place >= 0]
+        if not places:
             return
-        for place in sorted(found, reverse=True):
+        for place in sorted(places, reverse=True):
             self._count -= 1
             last = self._blocks[self._count // BLOCK]
             last.count -= 1
@@ -140,7 +140,7 @@ class Scan:
         total = self._count if masks is None else int(sum(np.count_nonzero(mask) for mask in masks))
         if not total or limit < 1:
             return []
-        wide = max(LEAST, WIDE * limit, total // SHARE)
+        wide = max(MIN_CANDIDATES, WIDE * limit, total // SHARE)
         if total <= max(EXACT, wide):
             places = np.arange(self._count) if masks is None else np.flatnonzero(np.concatenate(masks))
         else:
@@ -150,10 +150,10 @@ class Scan:
         return list(zip(entries[best].tolist(), cosines[best].tolist(), strict=True))
 
     def similar(self, vector: Array, entries: Iterable[int]) -> dict[int, float]:
-        """The cosines of these entries, of those that are here. `vector` has length 1."""
+        """Return the cosines of the known ones of these entries. `vector` has length 1."""
         places = self._find(list(entries))
-        found, cosines = self._products(vector, places[places >= 0])
-        return dict(zip(found.tolist(), cosines.tolist(), strict=True))
+        keys, cosines = self._products(vector, places[places >= 0])
+        return dict(zip(keys.tolist(), cosines.tolist(), strict=True))
 
     def holds(self, entries: Sequence[int]) -> list[bool]:
         """Whether each is here."""
@@ -174,17 +174,17 @@ class Scan:
         return entries, cosines
 
     def _distances(self, vector: Array, masks: list[Array] | None) -> Array:
-        """In how many signs each differs from the vector; what is masked differs in more than all."""
-        wanted = self._signs(vector[None] > 0)[0]
+        """Return the number of signs in which each vector differs from `vector`; a masked vector has more than all."""
+        query_signs = self._signs(vector[None] > 0)[0]
         distances = np.empty(self._count, np.uint16)
         start = 0
         for number, block in enumerate(self._blocks):
             count = block.count
-            part, left, bits = distances[start : start + count], self._left[:count], self._bits[:count]
+            part, differences, bits = distances[start : start + count], self._left[:count], self._bits[:count]
             part[:] = 0
             for word in range(self._words):
-                np.bitwise_xor(block.signs[word, :count], wanted[word], out=left)
-                np.bitwise_count(left, out=bits)
+                np.bitwise_xor(block.signs[word, :count], query_signs[word], out=differences)
+                np.bitwise_count(differences, out=bits)
                 part += bits
             if masks is not None:
                 np.putmask(part, ~masks[number], self._words * 64 + 1)
@@ -192,10 +192,10 @@ class Scan:
         return distances
 
     def _masks(self, segments: Collection[int]) -> list[Array]:
-        wanted = np.fromiter(segments, np.int64, len(segments)).astype(np.int32)
-        if len(wanted) == 1:
-            return [block.segments[: block.count] == wanted[0] for block in self._blocks]
-        return [np.isin(block.segments[: block.count], wanted) for block in self._blocks]
+        numbers = np.fromiter(segments, np.int64, len(segments)).astype(np.int32)
+        if len(numbers) == 1:
+            return [block.segments[: block.count] == numbers[0] for block in self._blocks]
+        return [np.isin(block.segments[: block.count], numbers) for block in self._blocks]
 
     def _signs(self, positive: Array) -> Array:
         bits = np.zeros((len(positive), self._words * 8), np.uint8)
@@ -204,16 +204,16 @@ class Scan:
         return bits.view(np.uint64)
 
     def _find(self, entries: Any) -> Array:
-        """Where each is, or -1."""
-        wanted = np.asarray(entries, np.int64)
+        """Return the place of each entry, or -1."""
+        keys = np.asarray(entries, np.int64)
         if len(self._order):
-            at = np.minimum(np.searchsorted(self._order, wanted), len(self._order) - 1)
-            places = np.where(self._order[at] == wanted, self._places[at], -1).astype(np.int64)
+            at = np.minimum(np.searchsorted(self._order, keys), len(self._order) - 1)
+            places = np.where(self._order[at] == keys, self._places[at], -1).astype(np.int64)
         else:
-            places = np.full(len(wanted), -1, np.int64)
+            places = np.full(len(keys), -1, np.int64)
         if self._recent:
             for row in np.flatnonzero(places < 0):
-                places[row] = self._recent.get(int(wanted[row]), -1)
+                places[row] = self._recent.get(int(keys[row]), -1)
         return places
 
     def _sort(self) -> None:
@@ -224,13 +224,14 @@ class Scan:
 
 
 def _least(distances: Array, count: int) -> Array:
-    """Where the least are: at least `count`, with all that are as small as the last of them, up to twice as many."""
+    """Return the places of the smallest distances: at least `count`, with all that equal the last of them, up to twice as
+    many."""
     # A sample says where to cut. Only if it is wrong are all counted.
     cut = _cut(distances[:: max(1, len(distances) // 16_384)], count * 1.2 / len(distances))
-    found = np.flatnonzero(distances <= cut)
-    if not count <= len(found) <= 2 * count:
-        found = np.flatnonzero(distances <= _cut(distances, count / len(distances)))
-    return found[np.argsort(distances[found], kind="stable")[: 2 * count]] if len(found) > 2 * count else found
+    nearest = np.flatnonzero(distances <= cut)
+    if not count <= len(nearest) <= 2 * count:
+        nearest = np.flatnonzero(distances <= _cut(distances, count / len(distances)))
+    return nearest[np.argsort(distances[nearest], kind="stable")[: 2 * count]] if len(nearest) > 2 * count else nearest
 
 
 def _cut(distances: Array, share: float) -> int:

@@ -47,10 +47,10 @@ log = logging.getLogger("kilburn")
 RANKING = "blend"
 """The ranking unless another one is named."""
 
-FEWEST, MOST = 60, 400
+MIN_DEPTH, MAX_DEPTH = 60, 400
 """Passages that each arm of a search brings, depending on the budget."""
 
-DEEPEST = 4000
+MAX_WORD_HITS = 4000
 """Passages of the arm of words from which on it looks for no further ones."""
 
 BESIDE = 24
@@ -69,8 +69,8 @@ Key = tuple[int, int]
 """Number of a segment, and id of a page."""
 
 
-def kinds_of(where: str | Iterable[str]) -> set[SegmentKind]:
-    """The kinds of segments that `where` names.
+def segment_kinds(where: str | Iterable[str]) -> set[SegmentKind]:
+    """Return the kinds of segments that `where` names.
 
     Raises:
         SpecError: another name, or none.
@@ -114,6 +114,7 @@ class Searcher:
             ancestors.
         owner: of a page in such a window, the number of the segment that it was made in.
         shown: whether a page of such a window counts as shown; None for those that stand in it whole.
+        only: whether a page of such a window is searched, if not all are.
         infos: the segments to look in; or those of them that are whole, by number.
         everywhere: whether these are all of the tenant's.
     """
@@ -128,6 +129,7 @@ class Searcher:
         windows: Mapping[int, WindowState] | None = None,
         owner: Callable[[int], int] | None = None,
         shown: Callable[[int], bool] | None = None,
+        only: Callable[[int], bool] | None = None,
         everywhere: bool = False,
     ) -> None:
         self._backend, self._ranking, self._vectors = backend, ranking, vectors
@@ -137,7 +139,7 @@ class Searcher:
         else:
             self._infos = {info.number: info for info in infos if not info.damaged}
         self._numbers = None if everywhere else list(self._infos)
-        self._windows, self._owner, self._shown = windows or {}, owner, shown
+        self._windows, self._owner, self._shown, self._only = windows or {}, owner, shown, only
         # Pages that were skimmed, or read; the keys of those that were read and verified, or are in a window.
         self._rows: dict[Key, tuple[Page, State]] = {}
         self._verified: set[Key] = set()
@@ -153,13 +155,13 @@ class Searcher:
         now: float,
         tokens: int,
         at: float | None = None,
-        wanted: Callable[[Page, State], bool] | None = None,
+        accepts: Callable[[Page, State], bool] | None = None,
         *,
         beside: bool = False,
         unseen: bool = False,
     ) -> list[Ranked]:
-        """Pages that match, best first. They are for `best`, or for whoever reads them again: but for those of the windows they
-        are not verified yet.
+        """Return the matching pages, best first. Except for pages of open windows they are not verified yet: `best`, or the
+        caller, verifies them.
 
         Args:
             now: the time, in seconds since the epoch.
@@ -175,10 +177,10 @@ class Searcher:
         if not query.strip() or not self._infos or tokens < 1:
             return []
         time = now if at is None else at
-        depth = max(FEWEST, min(MOST, tokens // 10))
+        depth = max(MIN_DEPTH, min(MAX_DEPTH, tokens // 10))
 
         def usable(key: Key) -> bool:
-            return self._is_true(key, now, at) and (wanted is None or wanted(*self._rows[key]))
+            return self._is_true(key, now, at) and (accepts is None or accepts(*self._rows[key]))
 
         text, speakers = query, frozenset[str]()
         hits = self._by_words(query, depth, unseen=unseen)
@@ -188,56 +190,62 @@ class Searcher:
             text, speakers = _without(query, query_speakers), query_speakers
             hits = self._by_words(text, depth, unseen=unseen) or hits
         self.text = text
-        seen: dict[Key, _Seen] = {}
+        matches: dict[Key, _Seen] = {}
         top = hits[0].score if hits else 1.0
         for hit in hits:
             score, key = hit.score, (hit.segment, hit.page)
-            if key in seen:
-                _note(seen, hit, words=score, worth=score / top)
+            if key in matches:
+                _note(matches, hit, words=score, worth=score / top)
             else:
-                seen[key] = _Seen(hit.span, hit.entry, score, None, score / top, {hit.span: score})
+                matches[key] = _Seen(hit.span, hit.entry, score, None, score / top, {hit.span: score})
         try:
             if self._vectors is not None:
-                self._by_meaning(text, depth, seen)
+                self._by_meaning(text, depth, matches)
         except ModelError as error:
             # An endpoint that is down must not take the words with it.
             log.warning("searched by words alone: %s", error)
             self._vectors = None
-        self._read([key for key in seen if key not in self._rows])
-        usables = {key for key in seen if self._is_read(key) and usable(key)}
-        matching = set(seen)
+        self._read([key for key in matches if key not in self._rows])
+        usables = {key for key in matches if self._is_read(key) and usable(key)}
+        matching = set(matches)
         if beside or self._vectors is not None:
             # By words alone, what stands beside a page and has none of them says nothing of it.
-            self._add_neighbours(text, seen, usables, max(BESIDE, depth // 4))
+            self._add_neighbours(text, matches, usables, max(BESIDE, depth // 4))
         # Those that came as neighbours are behind the others.
-        usables.update(key for key in islice(seen, len(matching), None) if self._is_read(key) and usable(key))
+        usables.update(key for key in islice(matches, len(matching), None) if self._is_read(key) and usable(key))
         candidates = [
-            self._candidate(key, passages) for key, passages in seen.items() if key in usables and key[0] not in self._lost
+            self._candidate(key, passages) for key, passages in matches.items() if key in usables and key[0] not in self._lost
         ]
         scored = self._ranking.rank(Query(text=query, now=time, speakers=speakers), candidates)
         best = [Ranked(candidates[scored_page.index], scored_page) for scored_page in scored]
         if unseen:
             best.sort(key=lambda scored_page: self.is_shown(scored_page.key))
         return (
-            best if beside or len(matching) == len(seen) else [scored_page for scored_page in best if scored_page.key in matching]
+            best
+            if beside or len(matching) == len(matches)
+            else [scored_page for scored_page in best if scored_page.key in matching]
         )
 
     def _by_words(self, text: str, depth: int, *, unseen: bool) -> list[Passage]:
         """Passages that match, best first. More are looked for if more than half of them cannot be seen from here, or are in the
         window where `unseen` is asked for."""
-        limit = depth
+        limit = 2 * depth if self._only else depth
         while True:
             passages = self._backend.words.search(text, segments=self._numbers, limit=limit)
             hits = [hit for hit in passages if hit.segment in self._infos and self._is_there(hit_key(hit))]
             useful = sum(not self.is_shown(hit_key(hit)) for hit in hits) if unseen else len(hits)
-            if len(passages) < limit or useful >= depth // 2 or limit >= DEEPEST:
+            if len(passages) < limit or useful >= depth // 2 or limit >= MAX_WORD_HITS or self._only:
                 return hits
             limit *= 8
 
     def _is_there(self, key: Key) -> bool:
         """Whether a page can be seen from here: not one that an ancestor has made since this branch forked."""
         window = self._windows.get(key[0])
-        return window is None or (key[1] in window.pages and (self._owner is None or self._owner(key[1]) == key[0]))
+        return window is None or (
+            key[1] in window.pages
+            and (self._owner is None or self._owner(key[1]) == key[0])
+            and (self._only is None or self._only(key[1]))
+        )
 
     def is_shown(self, key: Key) -> bool:
         """Whether a window shows a page."""
@@ -246,12 +254,12 @@ class Searcher:
             return False
         return window.at(key[1]) is Place.IN if self._shown is None else self._shown(key[1])
 
-    def _by_meaning(self, text: str, depth: int, seen: dict[Key, _Seen]) -> None:
+    def _by_meaning(self, text: str, depth: int, matches: dict[Key, _Seen]) -> None:
         assert self._vectors is not None
         nearest = {passage.entry: (passage, cosine) for passage, cosine in self._vectors.nearest(text, self._numbers, depth)}
-        missing = [page.entry for page in seen.values() if page.entry not in nearest]
+        missing = [page.entry for page in matches.values() if page.entry not in nearest]
         similar = self._vectors.similar(text, missing) if missing else {}
-        for page in seen.values():
+        for page in matches.values():
             near = nearest.get(page.entry)
             cosine = near[1] if near is not None else similar.get(page.entry)
             if cosine is not None:
@@ -259,10 +267,10 @@ class Searcher:
                 page.best += cosine
         for passage, cosine in nearest.values():
             if passage.segment in self._infos:
-                _note(seen, passage, meaning=cosine, worth=cosine)
+                _note(matches, passage, meaning=cosine, worth=cosine)
 
-    def _add_neighbours(self, text: str, seen: dict[Key, _Seen], usables: set[Key], limit: int) -> None:
-        best = sorted(usables, key=lambda key: seen[key].best, reverse=True)[:limit]
+    def _add_neighbours(self, text: str, matches: dict[Key, _Seen], usables: set[Key], limit: int) -> None:
+        best = sorted(usables, key=lambda key: matches[key].best, reverse=True)[:limit]
         beside = {
             (segment, page + step): None
             for segment, page in best
@@ -270,7 +278,7 @@ class Searcher:
             for step in range(-REACH, REACH + 1)
             if page > 0 and page + step > 0
         }
-        new = [key for key in beside if key not in seen]
+        new = [key for key in beside if key not in matches]
         if not new:
             return
         entries = self._backend.words.entries(new)
@@ -281,7 +289,7 @@ class Searcher:
         for passages in entries.values():
             for passage in passages:
                 cosine = cosines.get(passage.entry)
-                _note(seen, passage, meaning=cosine, worth=cosine or 0.0)
+                _note(matches, passage, meaning=cosine, worth=cosine or 0.0)
 
     def _read(self, keys: Iterable[Key], *, verified: bool = False) -> None:
         """Skim pages that are not there yet, or read them `verified`; take them from a window if it is open."""
@@ -344,17 +352,17 @@ class Searcher:
         when = max(now, self._infos[key[0]].used) if at is None else at
         return is_true(*self._rows[key], when, now=at is None)
 
-    def _candidate(self, key: Key, seen: _Seen) -> Candidate:
+    def _candidate(self, key: Key, match: _Seen) -> Candidate:
         page, state = self._rows[key]
         return Candidate(
             segment=key[0],
             kind=self._infos[key[0]].kind,
             page=page,
             state=state,
-            span=seen.span,
-            also=_also(seen),
-            words=seen.words,
-            meaning=seen.meaning,
+            span=match.span,
+            also=_also(match),
+            words=match.words,
+            meaning=match.meaning,
         )
 
     def findings(
@@ -426,7 +434,7 @@ class Searcher:
         at: float | None = None,
         apart: bool = False,
     ) -> list[Found] | None:
-        """The best as passages, best first, as many as fit into `tokens`; a text that occurs twice only once.
+        """Return the best passages, best first, as many as fit into `tokens`; a text that occurs twice only once.
 
         What does not fit is left out, and what comes after it may still fit. Facts that contradict each other are marked, and
         stand one after the other. None where one is not what it was ranked by, or what doubts it is damaged.
@@ -434,37 +442,37 @@ class Searcher:
         Args:
             apart: whether the same text in two segments is two hits.
         """
-        rivals = contested((one.candidate.segment, one.candidate.page.claim) for one in ranked)
-        against = {one.key: [ranked[page] for page in others] for one, others in zip(ranked, rivals, strict=True) if others}
+        rivals = contested((match.candidate.segment, match.candidate.page.claim) for match in ranked)
+        against = {match.key: [ranked[place] for place in places] for match, places in zip(ranked, rivals, strict=True) if places}
         ranked = [ranked[place] for place in together(rivals)] if against else ranked
         chosen: list[tuple[Ranked, Span, str, int]] = []
         texts_shown: set[tuple[int, str]] = set()
-        remaining, batch = tokens, READ if limit is None else min(READ, limit)
-        passages = ((one, span) for one in ranked for span in (one.candidate.span, *one.candidate.also))
+        remaining, batch = tokens, FIRST_READ if limit is None else min(FIRST_READ, limit)
+        passages = ((match, span) for match in ranked for span in (match.candidate.span, *match.candidate.also))
         rest = filter(lambda passage: passage[1][1] - passage[1][0] <= remaining * LETTERS, passages)
         # Passages that fit in between are hard to find: each time more of them are read.
         while remaining > 0 and (limit is None or len(chosen) < limit) and (batch_passages := list(_some(rest, batch))):
             batch *= GROWTH
-            if not self._holds([page for one, _ in batch_passages for page in (one, *against.get(one.key, ()))]):
+            if not self._holds([page for match, _ in batch_passages for page in (match, *against.get(match.key, ()))]):
                 return None
-            texts = self._texts([one for one, _ in batch_passages])
-            for one, span in batch_passages:
-                whole = texts.get(one.candidate.page.digest)
+            texts = self._texts([match for match, _ in batch_passages])
+            for match, span in batch_passages:
+                whole = texts.get(match.candidate.page.digest)
                 if whole is None or span[1] > len(whole):
                     continue  # damaged, which was told or which `fsck` reports
                 text = whole[slice(*span)]
                 cost = counter.count(text)
                 if cost > remaining:
                     continue
-                same = (one.candidate.segment if apart else 0, _same(text))
+                same = (match.candidate.segment if apart else 0, _same(text))
                 if same not in texts_shown and (limit is None or len(chosen) < limit):
                     texts_shown.add(same)
                     remaining -= cost
-                    chosen.append((one, span, text, cost))
-        pages = [one for one, *_ in chosen]
-        self._read_calls(pages)
-        hits = [self._hit(one, span, text, cost, now, against.get(one.key, ())) for one, span, text, cost in chosen]
-        return self._doubted(hits, pages, counter, remaining, now, limit, at)
+                    chosen.append((match, span, text, cost))
+        matches = [match for match, *_ in chosen]
+        self._read_calls(matches)
+        hits = [self._hit(match, span, text, cost, now, against.get(match.key, ())) for match, span, text, cost in chosen]
+        return self._doubted(hits, matches, counter, remaining, now, limit, at)
 
     def _doubted(
         self,
@@ -629,7 +637,7 @@ class Searcher:
         return str(page.role)
 
 
-READ, GROWTH, MOST_READ = 40, 4, 200_000
+FIRST_READ, GROWTH, MOST_READ = 40, 4, 200_000
 """Texts that are read first, at most; how many times more each time after that; and the tokens of the pages that are read at a
 time, but for the last of them."""
 

@@ -30,7 +30,7 @@ from kilburn.kernel.resolve import resolve
 from kilburn.native import PATIENCE as COMPUTING
 from kilburn.native import ending, inside
 from kilburn.retrieval import Embedder
-from kilburn.search.scan import Scan, pack, size_of
+from kilburn.search.scan import Scan, pack, vector_bytes
 
 try:
     import numpy as np
@@ -47,7 +47,7 @@ BATCH, ASIDE, MEANWHILE = 64, 16, 2
 beside others, who may want the processor."""
 DAMAGED = "StoreCorrupt: see `kilburn fsck`"
 """Why a passage is left whose text is not what was written."""
-READ = 4096
+READ_ROWS = 4096
 """Vectors that are read from the store at once."""
 QUERIES = 64
 """Vectors of queries that are remembered: one search asks for the same one several times."""
@@ -123,15 +123,15 @@ class _Kept:
             self.asked = self._ask(backend, [0.0] * self.embedder.dimensions, 0, None) is not None
         if self.asked:
             return False
-        rows = list(islice(backend.vectors.read(self.embedder.name, self.last), READ))
-        if any(len(row.data) != size_of(self.embedder.dimensions) for row in rows):
+        rows = list(islice(backend.vectors.read(self.embedder.name, self.last), READ_ROWS))
+        if any(len(row.data) != vector_bytes(self.embedder.dimensions) for row in rows):
             if not backend.readonly:
                 backend.vectors.drop(self.embedder.name)
             return False
         if rows:
             self.scan.add([row.entry for row in rows], [row.data for row in rows])
             self.last = rows[-1].number
-        return len(rows) == READ
+        return len(rows) == READ_ROWS
 
     def candidates(
         self, backend: Backend, vector: Any, limit: int, segments: Collection[int] | None
@@ -140,15 +140,15 @@ class _Kept:
         rows = self._ask(backend, vector.tolist(), limit, segments) if self.asked else None
         if rows is None:
             return None
-        return self._scan_of(rows).nearest(vector, len(rows))
+        return self._build_scan(rows).nearest(vector, len(rows))
 
     def similar(self, backend: Backend, vector: Any, entries: Collection[int]) -> dict[int, float]:
         """The cosines of these entries to a vector, from a store that is asked."""
         if not (self.asked and entries and isinstance(backend.vectors, Nearby)):
             return {}
-        return self._scan_of(backend.vectors.lookup(self.embedder.name, entries)).similar(vector, entries)
+        return self._build_scan(backend.vectors.lookup(self.embedder.name, entries)).similar(vector, entries)
 
-    def _scan_of(self, rows: Sequence[tuple[int, bytes]]) -> Scan:
+    def _build_scan(self, rows: Sequence[tuple[int, bytes]]) -> Scan:
         """Stored vectors in memory: they are put in order as those are that were read."""
         scan = Scan(self.embedder.dimensions)
         if rows:
@@ -191,7 +191,7 @@ class Vectors:
         """Why the thread in the background embeds nothing at present, in words; "" if nothing is wrong."""
 
     def nearest(self, query: str, segments: Collection[int] | None, limit: int) -> list[tuple[Passage, float]]:
-        """The passages nearest in meaning, of these segments or of all, with their cosines, best first.
+        """Return the passages of these segments, or of all, that are nearest in meaning, with their cosines, best first.
 
         Raises:
             ModelError, Unavailable: the embedder failed. StoreError: the store cannot be read.
@@ -201,11 +201,11 @@ class Vectors:
         self._wanted.set()
         serving = self._current()
         vector = serving.vector(query)
-        stored = serving.candidates(self.backend, vector, limit, segments)
+        stored_hits = serving.candidates(self.backend, vector, limit, segments)
         with self._lock:
-            if stored is not None:
+            if stored_hits is not None:
                 unstored = serving.scan.nearest(vector, limit, segments)
-                return self._passages(sorted({*stored, *unstored}, key=lambda hit: (-hit[1], hit[0])), limit)
+                return self._passages(sorted({*stored_hits, *unstored}, key=lambda hit: (-hit[1], hit[0])), limit)
             if serving.asked:
                 # It was, and looks through them no more.
                 serving.asked = False
@@ -220,16 +220,16 @@ class Vectors:
                 serving.scan.remove(stale)
 
     def _passages(self, nearest: Sequence[tuple[int, float]], limit: int) -> list[tuple[Passage, float]]:
-        """The first of these whose passages are there."""
+        """Return the first of these whose passages still exist."""
         passages: list[tuple[Passage, float]] = []
         while nearest and len(passages) < limit:
             batch, nearest = nearest[: limit - len(passages)], nearest[limit - len(passages) :]
-            stored = self.backend.words.passages([entry for entry, _ in batch])
-            passages += [(stored[entry], cosine) for entry, cosine in batch if entry in stored]
+            by_entry = self.backend.words.passages([entry for entry, _ in batch])
+            passages += [(by_entry[entry], cosine) for entry, cosine in batch if entry in by_entry]
         return passages
 
     def similar(self, query: Any, entries: Iterable[int]) -> dict[int, float]:
-        """The cosines of passages to a text, or to a vector of length 1; those without a vector are left out.
+        """Return the cosines of passages to a text, or to a vector of length 1, without passages that have no vector.
 
         Raises:
             ModelError, Unavailable: the embedder failed.
@@ -241,11 +241,11 @@ class Vectors:
             message = f"a vector of {vector.shape} beside those of {serving.embedder.dimensions} dimensions"
             raise SpecError(message, advice=f"make it with {serving.embedder.name}")
         numbers = list(entries)
-        stored = serving.similar(self.backend, vector, numbers)
+        cosines = serving.similar(self.backend, vector, numbers)
         with self._lock:
-            return stored | serving.scan.similar(vector, numbers)
+            return cosines | serving.scan.similar(vector, numbers)
 
-    def behind(self, left: Collection[int] = ()) -> bool:
+    def behind(self, skipped: Collection[int] = ()) -> bool:
         """Whether passages wait for a vector, other than these, or vectors of another embedder are still there. One whose text is
         damaged counts: it is to be said.
 
@@ -253,9 +253,9 @@ class Vectors:
             StoreError: the store cannot be read.
         """
         damaged: dict[int, StoreCorrupt] = {}
-        waiting = self.backend.vectors.unembedded(self.embedder.name, len(left) + 1, damaged)
+        waiting = self.backend.vectors.unembedded(self.embedder.name, len(skipped) + 1, damaged)
         has_others = any(name != self.embedder.name for name in self.backend.vectors.embedders())
-        return has_others or any(entry not in left for entry in (*dict(waiting), *damaged))
+        return has_others or any(entry not in skipped for entry in (*dict(waiting), *damaged))
 
     def catch_up(
         self,
@@ -263,7 +263,7 @@ class Vectors:
         progress: Callable[[int], None] | None = None,
         *,
         batch: int = BATCH,
-        left: dict[int, str] | None = None,
+        skipped: dict[int, str] | None = None,
     ) -> int:
         """Embed what waits, at most `limit` passages, and drop the vectors of other embedders when nothing waits any more.
 
@@ -285,18 +285,18 @@ class Vectors:
             with self._embedding:
                 limit_now = batch if limit is None else min(batch, limit - embedded)
                 damaged: dict[int, StoreCorrupt] = {}
-                waiting = self.backend.vectors.unembedded(self.embedder.name, limit_now + len(left or ()), damaged)
+                waiting = self.backend.vectors.unembedded(self.embedder.name, limit_now + len(skipped or ()), damaged)
                 self._say_damaged(damaged)
-                if left is not None:
-                    left.update(dict.fromkeys(damaged, DAMAGED))
-                    waiting = [passage for passage in waiting if passage[0] not in left][:limit_now]
-                self._embed(waiting, left)
+                if skipped is not None:
+                    skipped.update(dict.fromkeys(damaged, DAMAGED))
+                    waiting = [passage for passage in waiting if passage[0] not in skipped][:limit_now]
+                self._embed(waiting, skipped)
             if not waiting:
                 # Of what is damaged, nothing more comes.
-                if not set(left or ()) - damaged.keys():
+                if not set(skipped or ()) - damaged.keys():
                     self._drop_others()
                 break
-            embedded += sum(entry not in left for entry, _ in waiting) if left else len(waiting)
+            embedded += sum(entry not in skipped for entry, _ in waiting) if skipped else len(waiting)
             if progress is not None:
                 progress(embedded)
         return embedded
@@ -423,7 +423,7 @@ class Vectors:
                 return waiting[:count]
         return waiting
 
-    def _embed(self, waiting: Sequence[tuple[int, str]], left: dict[int, str] | None = None) -> None:
+    def _embed(self, waiting: Sequence[tuple[int, str]], skipped: dict[int, str] | None = None) -> None:
         if not waiting:
             return
         texts = [text for _, text in waiting]
@@ -433,9 +433,9 @@ class Vectors:
             # One of them may be the reason, and must not hold up the others.
             vectors = np.stack([self._alone(text) for text in texts])
         except Exception as error:
-            if left is None:
+            if skipped is None:
                 raise
-            self._embed_sound(waiting, left, error)
+            self._embed_sound(waiting, skipped, error)
             return
         rows = list(zip([entry for entry, _ in waiting], pack(vectors), strict=True))
         if not self.backend.readonly:
@@ -444,15 +444,15 @@ class Vectors:
         with self._lock:
             self._kept.scan.add([entry for entry, _ in rows], [data for _, data in rows])
 
-    def _embed_sound(self, waiting: Sequence[tuple[int, str]], left: dict[int, str], error: Exception) -> None:
+    def _embed_sound(self, waiting: Sequence[tuple[int, str]], skipped: dict[int, str], error: Exception) -> None:
         """Embed those at which the embedder does not fail; the others are left, unless it fails at everything."""
         checked(self.embedder, ["a"])
         if len(waiting) == 1:
-            left[waiting[0][0]] = type(error).__name__
+            skipped[waiting[0][0]] = type(error).__name__
             return
         half = len(waiting) // 2
-        self._embed(waiting[:half], left)
-        self._embed(waiting[half:], left)
+        self._embed(waiting[:half], skipped)
+        self._embed(waiting[half:], skipped)
 
     def _alone(self, text: str) -> Any:
         """The vector of a text; zeros, near to nothing, if the embedder will not have it."""

@@ -51,6 +51,7 @@ class Anchors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     suffix: str
 
 
+MAX_DIRECTIVES = 64
 _DECODER = msgspec.json.Decoder(list[Anchors] | dict[str, list[Anchors]])
 
 
@@ -179,12 +180,10 @@ def _take(spans: list[Span], span: Span) -> bool:
     return True
 
 
-def parse_anchors(reply: str, max_directives: int = 64) -> list[Anchors] | None:
+def parse_anchors(reply: str) -> list[Anchors] | None:
     """The directives of a model's reply: a JSON list of objects with `prefix` and `suffix`, or an object whose only
     value is such a list. None if the reply is anything else; a code fence around it is allowed.
-
-    Args:
-        max_directives: directives that one reply may have; a reply with more is rejected whole.
+    Neither may have more than `MAX_DIRECTIVES`.
     """
     try:
         directives = _DECODER.decode(_unfenced(reply))
@@ -194,7 +193,7 @@ def parse_anchors(reply: str, max_directives: int = 64) -> list[Anchors] | None:
         if len(directives) != 1:
             return None
         (directives,) = directives.values()
-    return directives if len(directives) <= max_directives else None
+    return directives if len(directives) <= MAX_DIRECTIVES else None
 
 
 def _unfenced(reply: str) -> str:

@@ -14,6 +14,7 @@ from functools import partial
 from itertools import dropwhile, islice, pairwise, takewhile
 
 from kilburn.effect import Answer, Effect, Find, Hit
+from kilburn.kernel.orders import MAX_SENTENCE, own_sentences
 from kilburn.message import Kind, Role
 from kilburn.move import Bring, Evict, Move
 from kilburn.page import Page, Parts, Span
@@ -21,11 +22,11 @@ from kilburn.policy import View
 from kilburn.prices import Prices
 from kilburn.remembered import remembered
 from kilburn.retrieval import STOP
-from kilburn.selection.excerpts import flow_of, said_of, shown_texts
+from kilburn.selection.excerpts import focus_texts, mean_message_tokens, shown_texts
 from kilburn.selection.identifiers import identifiers
-from kilburn.selection.passages import lines_of, runs_of, words_of
-from kilburn.selection.selection import HEADING, MARK, PagePassage, candidates_of, joined, new_share
-from kilburn.selection.signs import Sign, sign_of
+from kilburn.selection.passages import comparable_lines, count_words, word_runs
+from kilburn.selection.selection import HEADING, MARK, PagePassage, joined, new_share, page_candidates
+from kilburn.selection.signs import Sign, classify_line
 
 HITS = 100
 """Passages that the search is asked for, at most."""
@@ -38,10 +39,10 @@ BRIEF, SHORT = 12, 80
 """Words of a message that is taken as a question without its mark, and of an agent's plan that is searched for by its words; of
 one that a person typed, at most."""
 
-ASKED = 0.35
+QUESTION_SHARE = 0.35
 """Share of the best score that a passage needs where somebody asks."""
 
-UNASKED, SURE, FEW = 0.8, 0.8, 3
+OTHER_SHARE, MIN_CONFIDENCE, MIN_WORDS = 0.8, 0.8, 3
 """The same where nobody does; how likely an answer must be then, and words that must be searched for."""
 
 WHOLE, GRAIN, MATCH = 800, 300, 0.5
@@ -55,6 +56,10 @@ NAMED_TOKENS, MAX_NAMES, NAME_HITS = 300, 6, 20
 """Where an agent is at work: tokens of the passages that explain the names of its newest step, at most; names, above which it
 writes something new and none is looked for; hits that the search is asked for."""
 
+REMINDER_TOKENS, USER_HITS, RARE, CALL_WORDS = 120, 12, 2, 40
+"""Where an agent is at work: tokens of what the user said about the same as its newest step, at most; passages in which that is
+looked for; sentences that may have a word that counts alone; words of a call or plan that counts whole."""
+
 STEP_CHARS, MIN_NAME_CHARS = 4000, 4
 """Characters of a message, at its end, in which names are looked for; and of a name, at least."""
 
@@ -64,10 +69,13 @@ NAME_KINDS = ("call", "dotted", "error", "name")
 ERRORS = (Sign.FRAME, Sign.ERROR, Sign.FAILED)
 """Lines of a tool's output in which names are looked for."""
 
-LATELY = 12
+RECENT_PAGES = 12
 """Newest pages in which it is looked for whether the agent goes on after its own words."""
 
-STILL = 0.5
+FIRST_PAGES = 8
+"""Number up to which a page may be the user's first text: what is before it is the system's."""
+
+MIN_OVERLAP = 0.5
 """Share of a copy, by characters, that must be wanted still so that it stays."""
 
 MARKS = ("?", "？", "؟")
@@ -77,14 +85,14 @@ _CODE = re.compile(r"(?<=`)\w+(?=`)|\w*[a-z]_?[A-Z_]\w*|\w+_\w+")
 _DEFINES = re.compile(r"\b(?:class|def|enum|fn|func|function|interface|struct|trait|type)[ \t]+(\w+)")
 """A name of a program, and a line that defines one."""
 
-_ESCAPE = re.compile(r"\\[nrt]")
-"""White space in the arguments of a call."""
+_ESCAPE = re.compile(r"\\[nrt]|\"\w+\"\s*:")
+"""White space in the arguments of a call, and their keys."""
 
 _ENDS = re.compile(r"(?<=[.!?])\s+|(?<=[。！？؟])|\n")
 
 
-def copies_of(view: View) -> list[Page]:
-    """The copies that may leave."""
+def removable_copies(view: View) -> list[Page]:
+    """Return the copies that may leave."""
     return [view.page(number) for number in sorted(view.copies) if number not in view.pins]
 
 
@@ -92,7 +100,12 @@ def copy_moves(leaving: Sequence[Page], passages: Sequence[PagePassage]) -> list
     """The moves that take copies away and bring passages."""
     moves: list[Move] = [Evict(tuple([page.id for page in leaving]), why="not asked for any more")] if leaving else []
     parts = joined(passages)
-    return [*moves, Bring(parts, why=f"passages of {len(parts)} pages for what was asked")] if parts else moves
+    return [*moves, Bring(parts, why=f"{described(parts)} for what was asked")] if parts else moves
+
+
+def described(parts: Parts) -> str:
+    """Return the number of pages that passages are from, in words."""
+    return f"passages of {len(parts)} page{'' if len(parts) == 1 else 's'}"
 
 
 def unshown(passages: Sequence[PagePassage], copies: Sequence[Page]) -> list[PagePassage]:
@@ -139,14 +152,14 @@ def leaves(view: View, copy: Page, passages: Sequence[PagePassage], prices: Pric
     """Return whether a copy is not wanted any more, and it pays that it leaves now: it would leave anyway with the next edit in
     front, when the window is full. What was brought for the user's request is wanted until the user says something else."""
     overlap = _overlap(copy.parts, passages)
-    if overlap >= STILL or (overlap and not is_typed(view)):
+    if overlap >= MIN_OVERLAP or (overlap and not is_typed(view)):
         return False
     behind = list(takewhile(lambda page: page.id != copy.id, reversed(view.pages)))
     if not is_typed(view) and any(page.id == view.task_page for page in behind):
         return False
     # No prompt had the newest message yet, nor what the assistant said before it.
     cached = dropwhile(lambda page: page.role is Role.ASSISTANT, dropwhile(view.is_latest, behind))
-    prompts = max(0, view.budget.capacity - view.use) / flow_of(view) / 2
+    prompts = max(0, view.budget.capacity - view.use) / mean_message_tokens(view) / 2
     return pays(copy.tokens, sum([page.tokens for page in cached]), prompts, prices)
 
 
@@ -162,26 +175,27 @@ def passages_asked(
         excerpt: what an excerpt of that plan keeps.
     """
     stays = view.pages if staying is None else staying
-    query, is_question = query_of(view)
+    query, is_question = build_query(view)
+    chosen: list[PagePassage] = []
     if all(page.role is not Role.USER for page in view.latest()):
+        chosen = yield from _sentences_about(view, min(room, REMINDER_TOKENS), stays, excerpt)
+        room -= sum([_cost(view, passage, set()) for passage in chosen])
         explaining = yield from _passages_named(view, min(room, NAMED_TOKENS), stays, excerpt)
         if explaining is not None or len(query.split()) > BRIEF:
-            return explaining or []
+            return [*chosen, *(explaining or [])]
     room -= view.count(HEADING)
-    words = words_of(query).keys() - STOP
-    if not words or (not is_question and len(words) < FEW) or room <= 2 * view.handle:
-        return []
+    words = count_words(query).keys() - STOP
+    if not words or (not is_question and len(words) < MIN_WORDS) or room <= 2 * view.handle:
+        return chosen
     shown_ids = frozenset([page.id for page in stays if page.id > 0])
     answer = yield Find(query=query, limit=HITS, tokens=room, abstain=True, shown=shown_ids, by_words=not is_question)
-    if not answer.hits or (not is_question and answer.confidence < SURE):
-        return []
-    texts = shown_texts(view, (page for page in reversed(stays) if page.id not in view.copies))
-    texts += [view.text(number)[slice(*span)] for number, spans in excerpt for span in spans]
-    lines: set[str] = set().union(*map(lines_of, texts))
-    min_score = answer.hits[0].score * (ASKED if is_question else UNASKED)
+    if not answer.hits or (not is_question and answer.confidence < MIN_CONFIDENCE):
+        return chosen
+    texts = _texts_beside(view, [], stays, excerpt)
+    lines: set[str] = set().union(*map(comparable_lines, texts))
+    min_score = answer.hits[0].score * (QUESTION_SHARE if is_question else OTHER_SHARE)
     hits = takewhile(lambda hit: hit.score >= min_score, answer.hits)
-    chosen: list[PagePassage] = []
-    pages: set[int] = set()
+    pages = {passage.page for passage in chosen}
     names = words & {name.lower() for name in _CODE.findall(query)}
     for passage in _passages(view, hits, words, names, 2 * room if is_question else WHOLE):
         cost = _cost(view, passage, pages)
@@ -191,6 +205,60 @@ def passages_asked(
             lines.update(passage.passage.lines)
             chosen.append(passage)
     return chosen
+
+
+def _sentences_about(
+    view: View, room: int, staying: Sequence[Page], excerpt: Parts
+) -> Generator[Effect, Answer, list[PagePassage]]:
+    """Search for what the user said about the paths and names of the agent's newest step: the sentences that share the most of
+    its rare words. An order of an unusual form is thus shown when it matters.
+
+    Args:
+        room: tokens that the sentences may take as one copy.
+        staying: the pages that stay in the window.
+        excerpt: what an excerpt of the same plan keeps.
+    """
+    step = _newest_step(view)
+    names, words = _subjects_of(view, step)
+    if not words or room <= 2 * view.handle or _speaks_first(view):
+        return []
+    shown_ids = frozenset([page.id for page in staying if page.id > 0])
+    query, tokens = " ".join(sorted(words)), 4 * REMINDER_TOKENS
+    answer = yield Find(query=query, limit=USER_HITS, tokens=tokens, shown=shown_ids, by_words=True, by_user=True)
+    texts = _texts_beside(view, step, staying, excerpt)
+    sentences: list[tuple[PagePassage, set[str]]] = []
+    for page in sorted({hit.page for hit in answer.hits}, reverse=True):
+        text = view.text(page)
+        for start, stop, _ in own_sentences(text):
+            sentence = text[start:stop]
+            shared = words & count_words(sentence).keys()
+            if shared and sentence[-1] not in MARKS and not any(sentence in other for other in texts):
+                passages = page_candidates(text, page, view.page(page).message, Role.USER, MAX_SENTENCE, (start, stop))
+                sentences += [(passage, shared) for passage in passages]
+    times = Counter(word for passage, shared in sentences for word in shared)
+    rare = {word for word in names if times[word] <= RARE}
+    sentences = [(passage, shared) for passage, shared in sentences if len(shared) > 1 or shared & rare]
+    sentences.sort(key=lambda sentence: -sum([1 / times[word] for word in sentence[1]]))
+    return fitting(view, [passage for passage, _ in sentences], room)
+
+
+def _speaks_first(view: View) -> bool:
+    """Whether the request is the first text of the user, as in most runs of an agent: there are no older ones to search."""
+    return 0 < view.task_page <= FIRST_PAGES and all(view.page(page).role is not Role.USER for page in range(1, view.task_page))
+
+
+def _subjects_of(view: View, step: Sequence[Page]) -> tuple[set[str], set[str]]:
+    """Return the words of what the agent's newest step acts on (the names and paths in it, and all of a brief call), and these
+    with all words of a brief plan."""
+    names, words = set[str](), set[str]()
+    for page in step:
+        if page.role is Role.ASSISTANT:
+            text = _ESCAPE.sub(" ", view.text(page.id)[-STEP_CHARS:])
+            names.update(count_words(" ".join([mention.text for mention in identifiers(text) if mention.kind != "number"])))
+            if len(text.split()) <= CALL_WORDS:
+                (names if page.kind is Kind.CALL else words).update(count_words(text))
+    names = {word for word in names if len(word) >= MIN_NAME_CHARS} - STOP
+    return names, names | {word for word in words if len(word) >= MIN_NAME_CHARS} - STOP
 
 
 def _passages_named(
@@ -209,10 +277,8 @@ def _passages_named(
     room -= view.count(HEADING)
     if not names or room <= 2 * view.handle:
         return None
-    new = {page.id for page in step} | view.copies
-    texts = shown_texts(view, (page for page in reversed(staying) if page.id not in new))
-    texts += [view.text(number)[slice(*span)] for number, spans in excerpt for span in spans]
-    hidden = names.difference(*map(runs_of, texts))
+    texts = _texts_beside(view, step, staying, excerpt)
+    hidden = names.difference(*map(word_runs, texts))
     missing = hidden | names.difference(*map(_defined_names, texts))
     if not missing or len(missing) > MAX_NAMES:
         return None
@@ -236,6 +302,13 @@ def _passages_named(
     return chosen
 
 
+def _texts_beside(view: View, step: Sequence[Page], staying: Sequence[Page], excerpt: Parts) -> list[str]:
+    """Return the texts that the prompt shows beside a step and the copies: of the pages that stay, and of an excerpt."""
+    new = {page.id for page in step} | view.copies
+    texts = shown_texts(view, (page for page in reversed(staying) if page.id not in new))
+    return texts + [view.text(number)[slice(*span)] for number, spans in excerpt for span in spans]
+
+
 def _newest_step(view: View) -> list[Page]:
     """Return the pages of what the agent said and called last, and of what came back, newest first."""
     step: list[Page] = []
@@ -254,7 +327,7 @@ def _names_in(view: View, step: Sequence[Page]) -> set[str]:
     for page in step:
         text = view.text(page.id)[-STEP_CHARS:]
         if page.role is not Role.ASSISTANT:
-            text = "\n".join([line for line in text.split("\n") if sign_of(line) in ERRORS])
+            text = "\n".join([line for line in text.split("\n") if classify_line(line) in ERRORS])
         mentions = [mention.text for mention in identifiers(_ESCAPE.sub(" ", text)) if mention.kind in NAME_KINDS]
         names.update([re.split(r"[.:]+", mention)[-1].lower() for mention in mentions])
     return {name for name in names if len(name) >= MIN_NAME_CHARS}
@@ -275,7 +348,7 @@ def _passages(view: View, hits: Iterable[Hit], words: Set[str], names: Set[str],
         if page.kind is not Kind.FOLD and not page.is_atomic:
             text = view.text(page.id)
             grain = len(text) if len(text) <= (max_chars if page.kind is Kind.TEXT else WHOLE) else GRAIN
-            cut = partial(candidates_of, text, page.id, page.message, str(page.role), grain)
+            cut = partial(page_candidates, text, page.id, page.message, str(page.role), grain)
             spans = [None] if grain > GRAIN else [*_definitions(text, names), hit.span]
             groups += [cut(span) for span in spans]
     times = Counter(word for passages in groups for passage in passages for word in words & passage.passage.words.keys())
@@ -292,13 +365,13 @@ def _definitions(text: str, names: Set[str]) -> Iterator[Span]:
             yield text.rfind("\n", 0, match.start()) + 1, text.find("\n", match.end()) % (len(text) + 1)
 
 
-def query_of(view: View) -> tuple[str, bool]:
-    """What is searched for, and whether the user just asked it."""
+def build_query(view: View) -> tuple[str, bool]:
+    """Return the text to search for, and whether the user just asked it."""
     if is_typed(view):
         text = view.task[-QUERY:]
-        questions = questions_of(text)
+        questions = extract_questions(text)
         return " ".join(questions) or text, bool(questions) or len(text.split()) <= BRIEF
-    return "\n".join([text[-QUERY:] for text, weight in said_of(view) if weight >= HALF]), False
+    return "\n".join([text[-QUERY:] for text, weight in focus_texts(view) if weight >= HALF]), False
 
 
 def is_typed(view: View) -> bool:
@@ -312,8 +385,8 @@ def is_chat(view: View) -> bool:
     return short and all(page.kind is Kind.TEXT for page in view.latest()) and not _goes_on(view)
 
 
-def questions_of(text: str) -> list[str]:
-    """The sentences of a text that end with a question mark."""
+def extract_questions(text: str) -> list[str]:
+    """Return the sentences of a text that end with a question mark."""
     return [sentence for sentence in _ENDS.split(text) if sentence.rstrip().endswith(MARKS)]
 
 
@@ -330,7 +403,7 @@ def is_due(view: View) -> bool:
 
 def _goes_on(view: View) -> bool:
     """Whether the agent lately said something after its own words, so that the next prompt may come after them."""
-    pages = [page for page in islice(reversed(view.pages), LATELY) if page.id not in view.copies]
+    pages = [page for page in islice(reversed(view.pages), RECENT_PAGES) if page.id not in view.copies]
     return any(
         page.role is following.role is Role.ASSISTANT and page.message != following.message for page, following in pairwise(pages)
     )

@@ -19,10 +19,10 @@ from kilburn.selection.lines import complement, merge, skeleton, units
 BLOCK = 3
 """Lines of which a repeated block has at least so many."""
 
-LEAST = 60
+MIN_BLOCK_CHARS = 60
 """Characters, white space left out, of those lines together: shorter ones repeat by chance."""
 
-LONG = 400
+MIN_LINE_CHARS = 400
 """Characters from which on one line alone is a block."""
 
 SAME = 0.5
@@ -147,4 +147,4 @@ def _counts(block: tuple[str, ...], size: int) -> bool:
     """Whether the lines are enough to be a block."""
     if len(block) != size:
         return False
-    return sum(len("".join(line.split())) for line in block) >= (LONG if size == 1 else LEAST)
+    return sum(len("".join(line.split())) for line in block) >= (MIN_LINE_CHARS if size == 1 else MIN_BLOCK_CHARS)

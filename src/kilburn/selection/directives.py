@@ -51,8 +51,8 @@ def without(text: str, tag: str) -> str:
     return "".join([*pieces, text[at:]])
 
 
-def directive_of(text: str) -> Directive | Malformed | None:
-    """The fold directive of a reply: `<compress>{"compress_range": [a, b], "compress_text": "..."}</compress>`.
+def parse_directive(text: str) -> Directive | Malformed | None:
+    """Return the fold directive of a reply: `<compress>{"compress_range": [a, b], "compress_text": "..."}</compress>`.
 
     A directive inside the reply's thinking, up to `</think>`, does not count.
     """
@@ -70,7 +70,7 @@ def decode(text: str) -> Directive | Malformed:
     return directive if directive.compress_text.strip() else Malformed("a directive without words")
 
 
-def state_of(text: str) -> str | Malformed | None:
-    """The internal state of a reply: `<IS>...</IS>`, or, where there is none, the `<think>...</think>` of MEM1's own code."""
+def parse_state(text: str) -> str | Malformed | None:
+    """Return the internal state of a reply: `<IS>...</IS>`, or, without one, the `<think>...</think>` of MEM1's own code."""
     content = within(text, "IS")
     return within(text, "think") if content is None else content

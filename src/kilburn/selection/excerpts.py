@@ -14,12 +14,12 @@ from kilburn.move import Evict, Fold, Move
 from kilburn.page import Page, Parts, Span
 from kilburn.policy import Stretch, View
 from kilburn.selection.lines import join, merge
-from kilburn.selection.selection import RECENT, TALK, PagePassage, candidates_of, focus_words, grain_of, select
+from kilburn.selection.selection import RECENT, TALK_WEIGHT, PagePassage, focus_words, max_passage_chars, page_candidates, select
 
 CITED = 1024
 """An excerpt cites at least this many originals. Beyond that, originals of which it keeps no line have only a handle."""
 
-READ = 200_000
+MAX_TOKENS_READ = 200_000
 """Tokens of leaving pages, newest first, from whose lines one excerpt is chosen, besides those of earlier excerpts: all
 in a window of 200,000 or less. It bounds the time of a plan."""
 
@@ -29,17 +29,17 @@ LIFE = 38
 """In a window with up to this many messages, a line loses worth with age at the usual rate; in a larger window more
 slowly."""
 
-ASKED = 40
+SHORT_REQUEST_WORDS = 40
 """Words of a request up to which each counts as much in the focus as the agent's latest words; of one twice as long, a
 quarter of it."""
 
-BEFORE = 0.3
+REPLY_WEIGHT = 0.3
 """Weight in the focus of what the agent said before a short request."""
 
 ANSWERS = 0.7
 """Weight of the agent's own words compared with tool output, when the user just asked something."""
 
-SHOWN = 40_000
+MAX_VISIBLE_CHARS = 40_000
 """Characters of the pages that stay whole, newest first, whose names and lines need not be kept again: all of them in a
 window of 8,000 tokens, and the newest in a larger one."""
 
@@ -139,8 +139,8 @@ def shorten_latest(view: View, whole: int) -> tuple[list[Move], int]:
         # Of a user's message head and tail stay, because the request is usually there.
         ends = _ends(text, whole // 4) if page.role is Role.USER else ()
         room = whole - view.handle - sum([view.count(text[start:end]) for start, end in ends])
-        passages = candidates_of(text, page.id, page.message, str(page.role), grain_of(room))
-        parts = select(passages, [], focus_of(view), room, view.count, ratio=len(text) / max(1, page.tokens), heading="")
+        passages = page_candidates(text, page.id, page.message, str(page.role), max_passage_chars(room))
+        parts = select(passages, [], focus_weights(view), room, view.count, ratio=len(text) / max(1, page.tokens), heading="")
         if parts:
             keep = merge([*ends, *parts[0][1]])
             folds.append(Fold(pages=(page.id,), keep=keep, why=f"{page.tokens} tokens, too long to stay whole"))
@@ -160,18 +160,18 @@ def _ends(text: str, size: int) -> tuple[Span, ...]:
     return ((0, head), (max(head, tail), len(text))) if tail < len(text) else ((0, len(text)),)
 
 
-def parts_of(
+def excerpt_parts(
     view: View, stretch: Stretch, room: int, *, bar: Callable[[int], float] | None = None, recent: float = RECENT
 ) -> Parts:
-    """The spans to keep of each original that an excerpt of a stretch cites, within the room, marks included.
+    """Return the spans to keep of each original that an excerpt of a stretch cites, within the room, marks included.
 
     Args:
         bar, recent: see `select`.
     """
     if room <= view.handle:
         return ()
-    grain = grain_of(room)
-    talk = ANSWERS if is_asked(view) else TALK
+    grain = max_passage_chars(room)
+    talk = ANSWERS if is_asked(view) else TALK_WEIGHT
     candidates: list[PagePassage] = []
     characters = tokens = 0
     excerpted = {source: spans for page in stretch.pages for source, spans in _kept(page)}
@@ -182,20 +182,22 @@ def parts_of(
             continue
         text = view.text(number)
         characters, tokens = characters + len(text), tokens + page.tokens
-        candidates += reversed(candidates_of(text, number, page.message, str(page.role), grain, talk=talk))
-        if tokens >= READ:
+        candidates += reversed(page_candidates(text, number, page.message, str(page.role), grain, talk=talk))
+        if tokens >= MAX_TOKENS_READ:
             break
     for number in [number for number in older if number in excerpted]:
         page = view.page(number)
         for span in reversed(excerpted[number]):
-            candidates += reversed(candidates_of(view.text(number), number, page.message, str(page.role), grain, span, talk=talk))
+            candidates += reversed(
+                page_candidates(view.text(number), number, page.message, str(page.role), grain, span, talk=talk)
+            )
     candidates.reverse()
     leaving = {page.id for page in stretch.pages} | view.copies
-    life = max(1.0, view.budget.capacity / flow_of(view) / LIFE)
+    life = max(1.0, view.budget.capacity / mean_message_tokens(view) / LIFE)
     return select(
         candidates,
         shown_texts(view, (page for page in reversed(view.pages) if page.id not in leaving)),
-        focus_of(view),
+        focus_weights(view),
         room,
         view.count,
         ratio=characters / max(1, tokens),
@@ -205,8 +207,8 @@ def parts_of(
     )
 
 
-def flow_of(view: View) -> float:
-    """Tokens of a message, on average."""
+def mean_message_tokens(view: View) -> float:
+    """Return the mean number of tokens of a message."""
     return max(1.0, view.seen / max(1, view.turn))
 
 
@@ -218,7 +220,7 @@ def _kept(page: Page) -> Parts:
 def shown_texts(view: View, staying: Iterable[Page]) -> list[str]:
     """The newest texts of the pages that stay in the prompt whole, which are given newest first."""
     texts: list[str] = []
-    remaining = SHOWN
+    remaining = MAX_VISIBLE_CHARS
     for page in staying:
         if remaining <= 0:
             break
@@ -228,25 +230,25 @@ def shown_texts(view: View, staying: Iterable[Page]) -> list[str]:
     return texts
 
 
-def focus_of(view: View) -> dict[str, float]:
-    """The words of what the agent is working on: its latest ones, and the request's. A request that just came counts most,
-    unless it is long."""
-    return focus_words(said_of(view))
+def focus_weights(view: View) -> dict[str, float]:
+    """Return the words that the agent is working on, with weights: its latest words and those of the request. A new request
+    weighs most, unless it is long."""
+    return focus_words(focus_texts(view))
 
 
-def said_of(view: View) -> list[tuple[str, float]]:
-    """The request and the agent's latest words, each with its weight."""
+def focus_texts(view: View) -> list[tuple[str, float]]:
+    """Return the request and the agent's latest words, each with its weight."""
     newest = islice(reversed(view.pages), LATEST)
     latest = next((page for page in newest if page.role is Role.ASSISTANT and page.kind in (Kind.TEXT, Kind.REASONING)), None)
-    task_weight = min(1.0, ASKED / max(1, len(view.task.split()))) ** 2
+    task_weight = min(1.0, SHORT_REQUEST_WORDS / max(1, len(view.task.split()))) ** 2
     # The agent may have said nothing since the request, and still be at work on it.
-    reply_weight = 1.0 - (1.0 - BEFORE) * task_weight if latest is None or latest.id < view.task_page else 1.0
+    reply_weight = 1.0 - (1.0 - REPLY_WEIGHT) * task_weight if latest is None or latest.id < view.task_page else 1.0
     return [(view.task, task_weight), (view.text(latest.id) if latest else "", reply_weight)]
 
 
 def is_asked(view: View) -> bool:
     """Whether the newest message is a short request of the user."""
-    return _is_newest(view, view.task_page) and len(view.task.split()) <= 2 * ASKED
+    return _is_newest(view, view.task_page) and len(view.task.split()) <= 2 * SHORT_REQUEST_WORDS
 
 
 def _is_newest(view: View, number: int) -> bool:

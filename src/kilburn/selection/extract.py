@@ -14,7 +14,7 @@ from kilburn.message import Kind, Role
 from kilburn.page import Page, Parts, Span, address_of
 from kilburn.policy import View
 from kilburn.selection.lines import OMISSION, join, merge
-from kilburn.selection.passages import CACHED, TextPassage, passages_of, rows_of
+from kilburn.selection.passages import CACHED, TextPassage, split_lines, split_passages
 from kilburn.selection.selection import GRAINS, PagePassage, focus_words, select
 from kilburn.selection.signs import Sign
 from kilburn.wire.quotation import with_headings
@@ -43,16 +43,16 @@ class Piece:
         return self.kind in (Kind.TEXT, Kind.REASONING, Kind.FOLD) and self.role != Role.TOOL
 
 
-def piece_of(page: Page, text: str, label: str = "") -> Piece:
-    """A page as a piece. A derived page is its own speaker, whatever message it stands in."""
+def page_piece(page: Page, text: str, label: str = "") -> Piece:
+    """Return a page as a piece. A derived page is its own speaker, whatever its message."""
     is_derived = page.depth and not page.message
     role = f"{page.kind}, {page.trust.name.lower()} trust" if is_derived else str(page.role)
     return Piece(page.id, role, str(page.kind), text, label)
 
 
-def pieces_of(view: View, pages: Iterable[int]) -> list[Piece]:
-    """Pages of a view as pieces, whole."""
-    return [piece_of(view.page(page), view.text(page)) for page in pages]
+def view_pieces(view: View, pages: Iterable[int]) -> list[Piece]:
+    """Return pages of a view as whole pieces."""
+    return [page_piece(view.page(page), view.text(page)) for page in pages]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +87,13 @@ SIGNS = {
     Sign.SUMMARY: 1.5,
 }
 """Worth of a line with a sign, compared with 1 for the likest to the query."""
-NAMED, NAMES = 0.15, 4
+NAME_WEIGHT, MAX_NAMES = 0.15, 4
 """Worth of each name, path or number in a line, and of how many at most."""
 SPEAKER: Mapping[str, float] = {Role.USER: 1.5, Role.SYSTEM: 1.2}
 """Weight of a speaker's prose, compared with the agent's and with tool output."""
 EDGE, NEAR = 0.2, 100
 """Worth of the first and the last line of a text; characters after which it is half as much."""
-ASKED = 4
+MIN_QUERY_WORD_CHARS = 4
 """Characters of a word of the query at least."""
 MESSAGES = 0.6
 """Share of the room above which failed tests are named without their messages."""
@@ -111,9 +111,9 @@ def extract(
     count: Callable[[str], int],
     query: str = "",
     reach: int = 1_000_000,
-    held: Mapping[int, Sequence[Span]] | None = None,
+    retained: Mapping[int, Sequence[Span]] | None = None,
 ) -> Extract:
-    """The most informative verbatim lines of the pieces, grouped by page in the pieces' order.
+    """Return the most informative verbatim lines of the pieces, grouped by page in the pieces' order.
 
     `count(result.text)` never exceeds `tokens`. The result is deterministic.
 
@@ -126,7 +126,7 @@ def extract(
             of each piece, 4,000 characters of a piece at least), so that time stays bounded.
         held: spans by page that an earlier summary had: they do not lose worth with age.
     """
-    parts = _chosen(pieces, tokens, count, query, reach, held or {}, lambda parts: _render(pieces, parts, count).tokens)
+    parts = _chosen(pieces, tokens, count, query, reach, retained or {}, lambda parts: _render(pieces, parts, count).tokens)
     return _render(pieces, parts, count)
 
 
@@ -158,9 +158,9 @@ def condense(text: str, tokens: int, count: Callable[[str], int], query: str = "
 def _filled(text: str, spans: tuple[Span, ...], tokens: int, count: Callable[[str], int], query: str) -> tuple[Span, ...]:
     """The spans, and more of head and tail in the room that is left: in a list of like lines, few tell anything new."""
     grain, reach = GRAINS[0], min(4 * tokens, len(text) // 2)
-    passages = [*passages_of(text, grain, (0, reach)), *passages_of(text, grain, (len(text) - reach, len(text)))]
+    passages = [*split_passages(text, grain, (0, reach)), *split_passages(text, grain, (len(text) - reach, len(text)))]
     more = select(
-        [PagePassage(0, 1, passage, text, own=_edge(passage, len(text))) for passage in passages],
+        [PagePassage(0, 1, passage, text, base=_edge(passage, len(text))) for passage in passages],
         [],
         _asked(query),
         tokens,
@@ -179,9 +179,9 @@ def _edge(passage: TextPassage, length: int) -> float:
 
 def read_ahead(view: View) -> None:
     """Analyse the new texts now, which will be needed later. Only the time of the later call depends on it."""
-    for piece in pieces_of(view, [page for page in view.wanted if not view.page(page).is_atomic]):
+    for piece in view_pieces(view, [page for page in view.wanted if not view.page(page).is_atomic]):
         if len(piece.text) <= CACHED:
-            rows_of(piece.text, piece.is_prose, CACHED)
+            split_lines(piece.text, piece.is_prose, CACHED)
 
 
 def _chosen(
@@ -201,9 +201,9 @@ def _chosen(
         share = len(text) if total <= reach else max(SAMPLED, reach * len(text) // total)
         weight = SPEAKER.get(piece.role, 1.0) if prose else 1.0
         lasting_spans = lasting.get(piece.page, ())
-        for row in rows_of(text, prose, share):
+        for row in split_lines(text, prose, share):
             new = lasting_spans and any(start < row.end and row.start < end for start, end in lasting_spans)
-            worth = SIGNS[row.sign] + NAMED * min(row.names, NAMES)
+            worth = SIGNS[row.sign] + NAME_WEIGHT * min(row.names, MAX_NAMES)
             worth += _edge(row, len(text))
             candidates.pop(row.shape, None)
             candidates[row.shape] = PagePassage(at, len(pieces) if new else at + 1, row, text, weight, worth)
@@ -235,7 +235,7 @@ def _named(failed: PagePassage) -> PagePassage:
 
 @lru_cache(maxsize=64)
 def _asked(query: str) -> Mapping[str, float]:
-    return {word: weight for word, weight in focus_words([(query, 1.0)]).items() if len(word) >= ASKED}
+    return {word: weight for word, weight in focus_words([(query, 1.0)]).items() if len(word) >= MIN_QUERY_WORD_CHARS}
 
 
 def _header(piece: Piece) -> str:

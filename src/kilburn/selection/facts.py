@@ -13,7 +13,7 @@ from enum import StrEnum
 from kilburn.page import Span
 from kilburn.selection.identifiers import Identifier, identifiers
 from kilburn.selection.lines import plain, sample, units
-from kilburn.selection.signs import Sign, sign_of, sign_of_prose
+from kilburn.selection.signs import Sign, classify_line, sign_of_prose
 
 _LARGE = 2_000_000
 _MOST_IN_A_LINE = 24
@@ -73,7 +73,7 @@ def facts(text: str, *, prose: bool) -> Mapping[FactKind, Sequence[Fact]]:
             line = text[slice(*span)]
             if not line.strip():
                 continue
-            sign = sign_of_prose(line) if prose else sign_of(line)
+            sign = sign_of_prose(line) if prose else classify_line(line)
             if _FRAME.match(line):
                 frame = span
             elif sign is Sign.ERROR and frame is not None:

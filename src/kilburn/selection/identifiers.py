@@ -33,7 +33,7 @@ _NUMBER = re.compile(r"[-+]?\d[\d_]*(?:\.\d+)*(?:[eE][-+]?\d+)?(%|[a-zA-Z]{1,5})
 _HASH = re.compile(r"(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{7,64}$")
 _CAMEL = re.compile(r"[A-Z][a-z0-9]+[A-Z]|[a-z][a-z0-9]*[A-Z][a-z]|[A-Z]{2,}[a-z]|[A-Z]{2,}_|[A-Z]+\d")
 _ERROR = re.compile(r"[A-Z]\w*(?:Error|Exception|Warning)$")
-_LONGEST = 240
+_MAX_TOKEN_CHARS = 240
 """Longer tokens are data (base64, minified code), and would make the patterns below slow."""
 _DATE = re.compile(r"\d{4}-\d\d-\d\d$")
 
@@ -43,7 +43,7 @@ def identifiers(text: str) -> Iterator[Identifier]:
     classes, hashes, numbers (with their unit) of two digits or with a point, unit or sign of percent."""
     for match in _TOKEN.finditer(text):
         token = match.group()
-        if len(token) > _LONGEST or (len(token) < 3 and not token[0].isdigit()):
+        if len(token) > _MAX_TOKEN_CHARS or (len(token) < 3 and not token[0].isdigit()):
             continue
         kind = _kind(token, text, match.end())
         if kind:

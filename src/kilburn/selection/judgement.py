@@ -62,7 +62,7 @@ class Judgement:
     """
 
     verdict: Verdict
-    kept: float = 0.0
+    coverage: float = 0.0
     missing: tuple[KeyFact, ...] = ()
     invented: tuple[str, ...] = ()
     why: str = ""
@@ -76,7 +76,7 @@ class Judgement:
     def reparable(self) -> bool:
         """Whether `complete` is worthwhile: facts are lost, but a fifth of their weight is there, so the summary is
         about this stretch."""
-        return self.verdict is Verdict.DROPS and self.kept >= 0.2
+        return self.verdict is Verdict.DROPS and self.coverage >= 0.2
 
 
 def judge(
@@ -87,15 +87,13 @@ def judge(
     tokens: int | None = None,
     count: Callable[[str], int] = len,
     keep: float = 0.5,
-    invent: float = 0.15,
 ) -> Judgement:
-    """The first verdict that applies; garbage comes before lost facts.
+    """Return the first verdict that applies; garbage comes before lost facts.
 
     Args:
         prompt: the instruction that the model was given, so that its echo is known.
         tokens: what the summary may cost at most by `count`; None for no limit.
         keep: share of the key facts' weight that it must keep.
-        invent: share of its names and numbers that may occur in no source (one always may).
     """
     words = re.findall(r"\w+", summary.lower())
     letters, signs = sum(map(str.isalpha, summary)), len("".join(summary.split()))
@@ -114,28 +112,28 @@ def judge(
     if echo:
         return Judgement(Verdict.ECHO, why=echo)
     sources = "\n".join(text for piece in pieces for text in (piece.label, piece.text))
-    wanted = key_facts(pieces)
+    facts = key_facts(pieces)
     low = summary.lower()
-    missing = tuple(fact for fact in wanted if not _has(low, fact))
-    total = sum(fact.weight for fact in wanted)
+    missing = tuple(fact for fact in facts if not _has(low, fact))
+    total = sum(fact.weight for fact in facts)
     kept = 1.0 - sum(fact.weight for fact in missing) / total if total else 1.0
     named, invented = _invented(summary, f"{sources}\n{prompt}".lower())
-    if len(invented) > max(1, invent * named):
+    if len(invented) > max(1, MAX_INVENTED * named):
         return Judgement(Verdict.INVENTS, kept, missing, invented, f"{len(invented)} of {named} names and numbers occur nowhere")
     if kept < keep:
-        return Judgement(Verdict.DROPS, kept, missing, invented, f"keeps {kept:.0%} of {len(wanted)} key facts")
-    return Judgement(Verdict.DONE, kept, missing, invented, f"keeps {kept:.0%} of {len(wanted)} key facts")
+        return Judgement(Verdict.DROPS, kept, missing, invented, f"keeps {kept:.0%} of {len(facts)} key facts")
+    return Judgement(Verdict.DONE, kept, missing, invented, f"keeps {kept:.0%} of {len(facts)} key facts")
 
 
 def mended(
-    said: str, pieces: Sequence[Piece], tokens: int, count: Callable[[str], int], prompt: str = ""
+    summary: str, pieces: Sequence[Piece], tokens: int, count: Callable[[str], int], prompt: str = ""
 ) -> tuple[str, Judgement]:
-    """The usable text of a summary, and what was found: all of it, completed with lost facts if needed; "" if it cannot be
-    trusted. See `judge`."""
-    judged = judge(said, pieces, prompt=prompt, tokens=tokens, count=count)
+    """Return the usable text of a summary and its judgement: the whole text, completed with lost facts if needed, or "" if it
+    cannot be trusted. See `judge`."""
+    judged = judge(summary, pieces, prompt=prompt, tokens=tokens, count=count)
     if judged.acceptable:
-        return said, judged
-    return complete(said, judged.missing, pieces, tokens, count) if judged.reparable else "", judged
+        return summary, judged
+    return complete(summary, judged.missing, pieces, tokens, count) if judged.reparable else "", judged
 
 
 def garbage(summary: str, pieces: Sequence[Piece], prompt: str = "") -> Verdict | None:
@@ -169,7 +167,7 @@ _REFUSAL = re.compile(
 SHORT = 400
 """Letters of a short summary that are searched for a loop."""
 
-_AGAIN = re.compile(r"(?=.{12})(.{2,60}?)\1{2,}")
+_REPETITION = re.compile(r"(?=.{12})(.{2,60}?)\1{2,}")
 _TWICE = re.compile(r"(.{12,}?)\1+")
 
 
@@ -187,7 +185,7 @@ def _loop(summary: str, words: list[str]) -> str:
             return f"{share:.0%} of the four-word runs are repeated"
     elif words:
         flat = " ".join(words)[:SHORT] + " "
-        loops = [match for match in _AGAIN.finditer(flat) if any(map(str.isalpha, match[1]))]
+        loops = [match for match in _REPETITION.finditer(flat) if any(map(str.isalpha, match[1]))]
         twice = _TWICE.fullmatch(flat) is not None and any(map(str.isalpha, flat))
         if twice or sum(len(match[0]) for match in loops) >= 0.6 * len(flat):
             return "few words over and over"
@@ -201,53 +199,56 @@ def _loop(summary: str, words: list[str]) -> str:
 
 
 _RUN = 6
+MAX_INVENTED = 0.15
+"""Share of the names and numbers of a summary that may occur in no source; one always may."""
+MAX_KEY_FACTS, MAX_QUOTE_CHARS = 20, 240
 _LARGE = 2_000_000
 
 
 def _echo(words: list[str], pieces: Sequence[Piece], prompt: str) -> str:
-    """Why the summary counts as a copy, or "". Runs of six words are compared, in order."""
+    """Return why the summary counts as a copy, or "". Runs of six words are compared, in order."""
     if len(words) < 2 * _RUN:
         return ""
-    own = [tuple(words[at : at + _RUN]) for at in range(len(words) - _RUN + 1)]
-    asked = re.findall(r"\w+", prompt.lower())
-    if len(asked) >= _RUN:
-        runs = {tuple(asked[at : at + _RUN]) for at in range(len(asked) - _RUN + 1)}
-        share = sum(run in runs for run in own) / len(own)
+    summary_runs = [tuple(words[at : at + _RUN]) for at in range(len(words) - _RUN + 1)]
+    prompt_words = re.findall(r"\w+", prompt.lower())
+    if len(prompt_words) >= _RUN:
+        runs = {tuple(prompt_words[at : at + _RUN]) for at in range(len(prompt_words) - _RUN + 1)}
+        share = sum(run in runs for run in summary_runs) / len(summary_runs)
         if share >= 0.5:
             return f"{share:.0%} of it is the prompt"
     total = sum(len(piece.text) for piece in pieces)
     source: list[str] = []
-    wanted = set(own)
+    distinct_runs = set(summary_runs)
     place: dict[tuple[str, ...], int] = {}
-    done = 0
+    indexed = 0
     # Piece by piece: one search of megabytes would block all other threads.
     for piece in pieces:
         for text in _read(piece, _LARGE * len(piece.text) // max(_LARGE, total)):
             source += re.findall(r"\w+", text.lower())
-        for at in range(done, len(source) - _RUN + 1):
+        for at in range(indexed, len(source) - _RUN + 1):
             run = tuple(source[at : at + _RUN])
-            if run in wanted:
+            if run in distinct_runs:
                 place.setdefault(run, at)
-        done = max(done, len(source) - _RUN + 1)
+        indexed = max(indexed, len(source) - _RUN + 1)
     if not source:
         return ""
-    copied = sum(run in place for run in own) / len(own)
-    longest = length = 0
-    before = -2
-    for run in own:
+    copied = sum(run in place for run in summary_runs) / len(summary_runs)
+    max_length = length = 0
+    previous = -2
+    for run in summary_runs:
         at = place.get(run, -2)
-        if before >= 0 and tuple(source[before + 1 : before + 1 + _RUN]) == run:
-            at = before + 1
-        length = length + 1 if at >= 0 and at == before + 1 else int(at >= 0)
-        longest, before = max(longest, length), at
+        if previous >= 0 and tuple(source[previous + 1 : previous + 1 + _RUN]) == run:
+            at = previous + 1
+        length = length + 1 if at >= 0 and at == previous + 1 else int(at >= 0)
+        max_length, previous = max(max_length, length), at
     if copied >= 0.8 and len(words) >= 0.5 * len(source) and len(words) >= 40:
         return f"{copied:.0%} of it is copied, {len(words)} words of {len(source)}"
-    if longest + _RUN >= 40 and longest >= 0.6 * len(own):
-        return f"{longest + _RUN - 1} words of it are copied in one run"
+    if max_length + _RUN >= 40 and max_length >= 0.6 * len(summary_runs):
+        return f"{max_length + _RUN - 1} words of it are copied in one run"
     return ""
 
 
-def key_facts(pieces: Sequence[Piece], most: int = 20) -> tuple[KeyFact, ...]:
+def key_facts(pieces: Sequence[Piece]) -> tuple[KeyFact, ...]:
     """What a summary of the pieces should not lose, the weightiest first: the last test state, error
     classes, files that were changed or spoken of, names and numbers in decisions and errors.
 
@@ -256,20 +257,20 @@ def key_facts(pieces: Sequence[Piece], most: int = 20) -> tuple[KeyFact, ...]:
     """
     scores: dict[tuple[FactKind, str], float] = {}
     where: dict[tuple[FactKind, str], tuple[int, tuple[int, int]]] = {}
-    many = max(1, len(pieces))
+    piece_count = max(1, len(pieces))
     for at, piece in enumerate(pieces):
-        recent = 0.6 + 0.4 * (at + 1) / many
+        recent = 0.6 + 0.4 * (at + 1) / piece_count
         prose = piece.is_prose
-        once: dict[tuple[FactKind, str], float] = {}
+        page_weights: dict[tuple[FactKind, str], float] = {}
         for kind, value, weight, fact in _telling(facts(piece.text, prose=prose), prose, piece.kind == Kind.CALL):
-            once[kind, value] = max(once.get((kind, value), 0.0), weight)
+            page_weights[kind, value] = max(page_weights.get((kind, value), 0.0), weight)
             where[kind, value] = (piece.page, fact.span)
-        for key, weight in once.items():
+        for key, weight in page_weights.items():
             scores[key] = scores.get(key, 0.0) + weight * recent
     ranked = sorted(scores, key=lambda key: (-scores[key], key))
     chosen: list[KeyFact] = []
     for kind, value in ranked:
-        if len(chosen) >= most or scores[kind, value] < 1.0:
+        if len(chosen) >= MAX_KEY_FACTS or scores[kind, value] < 1.0:
             break
         if any(value in fact.value for fact in chosen):
             continue
@@ -284,25 +285,27 @@ _STATE = re.compile(
 )
 
 
-def _telling(found: Mapping[FactKind, Sequence[Fact]], prose: bool, call: bool) -> list[tuple[FactKind, str, float, Fact]]:
-    """Kind, value, weight and fact of the key facts of one page."""
+def _telling(
+    facts_by_kind: Mapping[FactKind, Sequence[Fact]], prose: bool, call: bool
+) -> list[tuple[FactKind, str, float, Fact]]:
+    """Return kind, value, weight and fact of the key facts of one page."""
     result: list[tuple[FactKind, str, float, Fact]] = []
-    for fact in found[FactKind.TEST][-3:]:
+    for fact in facts_by_kind[FactKind.TEST][-3:]:
         result.extend((FactKind.TEST, state, 3.0, fact) for state in _STATE.findall(fact.value)[:3])
-    telling = {fact.span: 2.0 for fact in found[FactKind.DECISION]}
-    for fact in found[FactKind.ERROR][-4:]:
+    telling = {fact.span: 2.0 for fact in facts_by_kind[FactKind.DECISION]}
+    for fact in facts_by_kind[FactKind.ERROR][-4:]:
         telling[fact.span] = 1.5
     base = 1.0 if prose or call else 0.0
-    for fact in found[FactKind.PATH]:
+    for fact in facts_by_kind[FactKind.PATH]:
         weight = telling.get(fact.span, 0.0)
         if weight or prose or call:
             result.append((FactKind.PATH, _short(fact.value), 1.2 * max(weight, base), fact))
-    for fact in found[FactKind.IDENTIFIER]:
+    for fact in facts_by_kind[FactKind.IDENTIFIER]:
         weight = telling.get(fact.span, 0.0)
         value = fact.value.rsplit("::", 1)[-1]
         if (weight or (prose and fact.times > 1)) and not (value.islower() and value.isalpha()):
             result.append((FactKind.IDENTIFIER, value, max(weight, 0.7), fact))
-    for fact in found[FactKind.NUMBER]:
+    for fact in facts_by_kind[FactKind.NUMBER]:
         if prose and telling.get(fact.span, 0.0) >= 2.0:
             result.append((FactKind.NUMBER, fact.value, 0.9, fact))
     return result
@@ -335,22 +338,22 @@ def _whole(low: str, value: str) -> bool:
     at = low.find(value)
     while at >= 0:
         end = at + len(value)
-        left = at == 0 or not (low[at - 1].isalnum() or low[at - 1] == "_") or not value[0].isalnum()
-        right = end == len(low) or not (low[end].isalnum() or low[end] == "_") or not value[-1].isalnum()
-        if left and right:
+        starts_word = at == 0 or not (low[at - 1].isalnum() or low[at - 1] == "_") or not value[0].isalnum()
+        ends_word = end == len(low) or not (low[end].isalnum() or low[end] == "_") or not value[-1].isalnum()
+        if starts_word and ends_word:
             return True
         at = low.find(value, at + 1)
     return False
 
 
 def _invented(summary: str, sources: str) -> tuple[int, tuple[str, ...]]:
-    """How many names and numbers the summary has, and those that the sources have nowhere."""
-    found: dict[str, None] = {}
+    """Return the number of names and numbers in the summary, and those that occur in no source."""
+    names: dict[str, None] = {}
     for mention in identifiers(summary):
         if mention.kind != "number" or len(mention.text.strip("+-%")) > 1:
-            found.setdefault(mention.text.rstrip(":/"))
-    invented = tuple(name for name in found if not _known(name.lower(), sources))
-    return len(found), invented
+            names.setdefault(mention.text.rstrip(":/"))
+    invented = tuple(name for name in names if not _known(name.lower(), sources))
+    return len(names), invented
 
 
 def _known(name: str, sources: str) -> bool:
@@ -364,13 +367,13 @@ def _known(name: str, sources: str) -> bool:
     return bool(parts) and all(part in sources for part in parts)
 
 
-def _read(piece: Piece, most: int) -> list[str]:
-    """The text of a piece, sampled where it is longer than `most`."""
-    return [piece.text[start:end] for start, end in sample(piece.text, max(4000, most))]
+def _read(piece: Piece, max_chars: int) -> list[str]:
+    """Return the text of a piece, sampled if it is longer than `max_chars`."""
+    return [piece.text[start:end] for start, end in sample(piece.text, max(4000, max_chars))]
 
 
 def complete(summary: str, missing: Sequence[KeyFact], pieces: Sequence[Piece], tokens: int, count: Callable[[str], int]) -> str:
-    """The summary, followed by the verbatim lines of the missing facts, within `tokens`.
+    """Return the summary, followed by the verbatim lines of the missing facts, within `tokens`.
 
     Each line names its page (`p17: ...`) and occurs once; a long line is cut around the fact. The summary alone if it
     leaves no room; "" if it alone is over the budget.
@@ -378,7 +381,7 @@ def complete(summary: str, missing: Sequence[KeyFact], pieces: Sequence[Piece], 
     if count(summary) > tokens:
         return ""
     texts = {piece.page: piece.text for piece in pieces}
-    done = summary.rstrip()
+    body = summary.rstrip()
     added = ""
     for fact in missing:
         if _whole(added.lower(), fact.value.lower()) or fact.page not in texts:
@@ -386,16 +389,16 @@ def complete(summary: str, missing: Sequence[KeyFact], pieces: Sequence[Piece], 
         line = _quote(texts[fact.page], fact)
         head = "" if added else "\n\nVerbatim:\n"
         more = f"{added}{head}{'p' if fact.page > 0 else 'f'}{abs(fact.page)}: {line}\n"
-        if count(done + more) <= tokens:
+        if count(body + more) <= tokens:
             added = more
-    return done + added if added else summary
+    return body + added if added else summary
 
 
-def _quote(text: str, fact: KeyFact, most: int = 240) -> str:
+def _quote(text: str, fact: KeyFact) -> str:
     """The fact's line, stripped; of a long one the part around the fact."""
     line = text[fact.span[0] : fact.span[1]].strip()
-    if len(line) <= most:
+    if len(line) <= MAX_QUOTE_CHARS:
         return line
-    at = max(0, line.lower().find(fact.value.lower()) - most // 2)
+    at = max(0, line.lower().find(fact.value.lower()) - MAX_QUOTE_CHARS // 2)
     mark = OMISSION.strip()
-    return (mark if at else "") + line[at : at + most] + (mark if at + most < len(line) else "")
+    return (mark if at else "") + line[at : at + MAX_QUOTE_CHARS] + (mark if at + MAX_QUOTE_CHARS < len(line) else "")

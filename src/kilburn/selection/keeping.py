@@ -18,13 +18,23 @@ from kilburn.move import Move
 from kilburn.page import Page, Parts
 from kilburn.policy import Cause, View
 from kilburn.prices import Prices
-from kilburn.selection.bringing import copies_of, copy_moves, fitting, is_chat, is_due, leaves, passages_asked, unshown
+from kilburn.selection.bringing import (
+    copy_moves,
+    described,
+    fitting,
+    is_chat,
+    is_due,
+    leaves,
+    passages_asked,
+    removable_copies,
+    unshown,
+)
 from kilburn.selection.excerpts import (
     cited_stretch,
     excerpt_moves,
+    excerpt_parts,
     is_asked,
     old_pages,
-    parts_of,
     shorten_latest,
     split_excerpts,
     unread,
@@ -38,7 +48,7 @@ MARKS = 12
 """Tokens of what stands around each page's passages in an excerpt, and a third of what stands around all."""
 
 
-LEAST, SHARE, MOST = 200, 0.16, 4000
+MIN_COPY_TOKENS, COPY_SHARE, MAX_COPY_TOKENS = 200, 0.16, 4000
 """Tokens of a copy at most: so many, this share of the window more, and in no window more than so many."""
 
 
@@ -69,7 +79,7 @@ class WindowShape:
         core: of important pages that stay whole.
         whole: of the latest message, up to which it stays whole.
         spare: that an edit leaves free.
-        added, held, remade: of one excerpt at most; of all excerpts, before they are remade; of the remade one.
+        added, excerpts, remade: maximum tokens of one excerpt; of all excerpts before they are remade; of the remade one.
         copy: of a copy at most; while people talk, other pages leave most of it free (`HELD_ROOM`).
         floor: that the window holds after an edit, at least, as far as there is text for it.
     """
@@ -81,7 +91,7 @@ class WindowShape:
     spare: int
     copy: int
     added: int = 0
-    held: int = 0
+    excerpts: int = 0
     remade: int = 0
     floor: int = 0
 
@@ -123,13 +133,13 @@ class _Edit(NamedTuple):
 
     moves: list[Move]
     staying: Sequence[Page]
-    kept: Parts
+    excerpt: Parts
     use: int
 
 
-def copy_of(capacity: int) -> int:
-    """Tokens of a copy in a window of that capacity, at most."""
-    return min(MOST, LEAST + int(SHARE * capacity))
+def max_copy_tokens(capacity: int) -> int:
+    """Return the maximum number of tokens of a copy in a window of that capacity."""
+    return min(MAX_COPY_TOKENS, MIN_COPY_TOKENS + int(COPY_SHARE * capacity))
 
 
 def middleness(capacity: int) -> float:
@@ -142,8 +152,9 @@ def largeness(capacity: int) -> float:
     return min(1.0, max(0.0, capacity / SMALL - 1))
 
 
-def floor_of(capacity: int) -> int:
-    """Tokens that a window holds after an edit, at least: two thirds of a window of 8,000 or more, nothing of one of 4,000."""
+def min_window_tokens(capacity: int) -> int:
+    """Return the minimum number of tokens that a window has after an edit: two thirds of a window of 8,000 or more, 0 for a
+    window of 4,000."""
     return int(FILL * capacity * largeness(capacity))
 
 
@@ -156,7 +167,7 @@ def keep(
         economy: decides how much of these leaving pages an edit keeps, and whether it remakes the excerpts; None for the shares
             of `shape`.
     """
-    copies = copies_of(view)
+    copies = removable_copies(view)
     free_edit = economy is not None and view.use > COLD * shape.capacity and _is_cold(view, prices)
     copied = sum([page.tokens for page in copies])
     free = shape.capacity - view.use + copied
@@ -177,7 +188,7 @@ def keep(
     edit = _edit(view, shape, economy)
     # No copy can stand between a call and its result.
     room = 0 if view.open else min(shape.copy, shape.capacity - edit.use)
-    passages = (yield from passages_asked(view, room, staying=edit.staying, excerpt=edit.kept)) if is_due(view) else []
+    passages = (yield from passages_asked(view, room, staying=edit.staying, excerpt=edit.excerpt)) if is_due(view) else []
     return [*edit.moves, *copy_moves(copies, passages)]
 
 
@@ -201,7 +212,7 @@ def _edit(view: View, shape: WindowShape, economy: Callable[[Sequence[Page]], Ec
     tail = min(unread(view, third, int(third * middleness(capacity))), max(shape.whole, capacity // 2)) + shape.tail
     leaving = old_pages(view, tail, shape.core)
     latest, saved = shorten_latest(view, shape.whole)
-    use = view.use - saved - sum([page.tokens for page in copies_of(view)])
+    use = view.use - saved - sum([page.tokens for page in removable_copies(view)])
     if not leaving:
         return _Edit(latest, [page for page in view.pages if page.id not in view.copies], (), use)
     excerpts, young = split_excerpts(leaving)
@@ -212,7 +223,7 @@ def _edit(view: View, shape: WindowShape, economy: Callable[[Sequence[Page]], Ec
     if economy is not None:
         return _cheapest(view, shape, economy(leaving), latest, excerpts, young, room, stays)
     floor = shape.floor - stays if shape.floor else 0
-    max_added = min(room, max(shape.held, floor + capacity // 5)) - excerpt_tokens
+    max_added = min(room, max(shape.excerpts, floor + capacity // 5)) - excerpt_tokens
     if young and max_added > capacity // 20:
         size = min(max(shape.added, floor), room - excerpt_tokens)
         if size > max_added > capacity // 10:
@@ -260,8 +271,8 @@ def _excerpt(
     """One excerpt in place of pages, or their eviction if no passage is worth its tokens."""
     stretch = cited_stretch(view, pages)
     recent = LASTING + MORE_LASTING * middleness(shape.capacity)
-    parts = parts_of(view, stretch, room, bar=bar, recent=recent)
-    why = f"passages of {len(parts)} pages that are worth most"
+    parts = excerpt_parts(view, stretch, room, bar=bar, recent=recent)
+    why = f"{described(parts)} that are worth most"
     return excerpt_moves(stretch, parts, why, nothing="nothing that is worth its tokens"), parts
 
 

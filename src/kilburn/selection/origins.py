@@ -23,7 +23,7 @@ read in full anyway."""
 OFTEN = 6
 """A name that occurs more often does not identify a line."""
 
-LONGEST = 400
+MAX_LINE_CHARS = 400
 """Characters of a line that is taken whole; of a longer one what surrounds the name."""
 
 _HEADER = re.compile(r"(?:([0-9a-f]{6,}) )?p([1-9]\d{0,17}) [^\n]*:\s*")
@@ -31,8 +31,8 @@ _QUOTE = re.compile(r"p([1-9]\d{0,17}): (.+)")
 _MARK = OMISSION.strip()
 
 
-def origins_of(summary: str, sources: Set[int], text: Callable[[int], str]) -> dict[int, tuple[Span, ...]]:
-    """Where in its sources the lines of a summary stand: spans by page, sorted and apart.
+def find_origins(summary: str, sources: Set[int], text: Callable[[int], str]) -> dict[int, tuple[Span, ...]]:
+    """Return where the lines of a summary occur in its sources: spans by page, sorted and disjoint.
 
     An extract's lines stand under the address of their page, verbatim. Where a summary quotes nothing, a model
     wrote it: then the lines of the sources that hold its rarer names and numbers count, of the first `LOOKED`
@@ -117,7 +117,7 @@ def _places(text: str, name: str) -> list[int]:
 def _line(text: str, at: int) -> Span:
     """The line around a place; of a long line the part near it."""
     start, end = text.rfind("\n", 0, at) + 1, text.find("\n", at) + 1 or len(text)
-    return max(start, at - LONGEST // 2), min(end, at + LONGEST // 2)
+    return max(start, at - MAX_LINE_CHARS // 2), min(end, at + MAX_LINE_CHARS // 2)
 
 
 def all_origins(origins: Iterable[Mapping[int, tuple[Span, ...]]]) -> dict[int, tuple[Span, ...]]:

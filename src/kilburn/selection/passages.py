@@ -16,12 +16,12 @@ from kilburn.page import Span
 from kilburn.remembered import remembered
 from kilburn.selection.identifiers import identifiers
 from kilburn.selection.lines import outline, sample, skeleton, units
-from kilburn.selection.signs import Sign, case_of, sign_of, sign_of_prose
+from kilburn.selection.signs import Sign, classify_line, failed_test, sign_of_prose
 
 LONG = 64
 """Characters of a word above which its parts are not remembered: it hardly comes again."""
 
-LEAST = 0.25
+MIN_SHARE = 0.25
 """Share of the largest passage that a part of a longer text has at least."""
 
 # A line's number in a view of a file, which says nothing of the line itself.
@@ -67,17 +67,17 @@ class _Line(NamedTuple):
     begins: bool
 
 
-def size_of(passages: Iterable[TextPassage]) -> int:
-    """Bytes that passages take in memory, about, with their words and lines."""
+def memory_size(passages: Iterable[TextPassage]) -> int:
+    """Estimate the memory that passages take in bytes, with their words and lines."""
     return sum(
         560 + 85 * len(passage.words) + 60 * len(passage.lines) + 2 * (passage.letters + passage.end - passage.start)
         for passage in passages
     )
 
 
-@remembered(size_of)
-def passages_of(text: str, max_chars: int, span: Span | None = None) -> tuple[TextPassage, ...]:
-    """The passages of a text, or of a span of it, in order; what is blank belongs to none.
+@remembered(memory_size)
+def split_passages(text: str, max_chars: int, span: Span | None = None) -> tuple[TextPassage, ...]:
+    """Return the passages of a text, or of a span of it, in order; blank text belongs to none.
 
     Args:
         max_chars: characters of a passage. One that is longer is cut again, in the middle of a line only if that is too long.
@@ -95,8 +95,8 @@ CACHED = 64_000
 """Rows of a text of up to this many characters are cached."""
 
 
-def rows_of(text: str, prose: bool, max_chars: int) -> tuple[TextPassage, ...]:
-    """The lines of a text as passages with a sign; of near-duplicates the last. Long lines are cut.
+def split_lines(text: str, prose: bool, max_chars: int) -> tuple[TextPassage, ...]:
+    """Return the lines of a text as passages with a sign; of near-duplicates only the last. Long lines are cut.
 
     Args:
         prose: whether a person or a model wrote it: a tool's output is read by other signs.
@@ -105,13 +105,13 @@ def rows_of(text: str, prose: bool, max_chars: int) -> tuple[TextPassage, ...]:
     return _cached_rows(text, prose) if len(text) <= min(max_chars, CACHED) else _rows(text, prose, max_chars)
 
 
-@remembered(size_of)
+@remembered(memory_size)
 def _cached_rows(text: str, prose: bool) -> tuple[TextPassage, ...]:
     return _rows(text, prose, len(text))
 
 
 def _rows(text: str, prose: bool, max_chars: int) -> tuple[TextPassage, ...]:
-    sign_by = sign_of_prose if prose else sign_of
+    sign_by = sign_of_prose if prose else classify_line
     rows: dict[str, tuple[int, int, Sign]] = {}
     signs: dict[str, Sign] = {}
     for low, high in sample(text, max_chars):
@@ -124,30 +124,30 @@ def _rows(text: str, prose: bool, max_chars: int) -> tuple[TextPassage, ...]:
             if sign is None:
                 sign = signs[shape] = sign_by(line)
             if sign is Sign.FAILED:
-                shape = ".".join(("failed", *case_of(line)))
+                shape = ".".join(("failed", *failed_test(line)))
             rows.pop(shape, None)
             rows[shape] = (start, end, sign)
     return tuple([_row(text[start:end], start, end, sign, shape) for shape, (start, end, sign) in rows.items()])
 
 
 def _row(line: str, start: int, end: int, sign: Sign, shape: str) -> TextPassage:
-    words = words_of(line)
+    words = count_words(line)
     lines = (shape, outline(shape), *[word for word in words if len(word) >= 4])
     names = sum(1 for _ in identifiers(line))
     return TextPassage(start, end, words, sum(words.values()), lines, sum(map(len, lines)), sign, shape, names)
 
 
-def words_of(text: str) -> dict[str, int]:
-    """How often each word occurs, in lower case: names as a whole, and in their pieces."""
+def count_words(text: str) -> dict[str, int]:
+    """Count how often each word occurs, in lower case: names as a whole, and in their parts."""
     counts: dict[str, int] = {}
     for word in _WORD.findall(text):
-        for part in _parts_of(word) if len(word) <= LONG else _parts_of.__wrapped__(word):
+        for part in _split_word(word) if len(word) <= LONG else _split_word.__wrapped__(word):
             counts[part] = counts.get(part, 0) + 1
     return counts
 
 
 @lru_cache(maxsize=16384)
-def _parts_of(word: str) -> tuple[str, ...]:
+def _split_word(word: str) -> tuple[str, ...]:
     pieces = _PIECE.findall(word)
     return (word.lower(), *[piece.lower() for piece in pieces if len(pieces) > 1])
 
@@ -158,13 +158,13 @@ def bare(line: str) -> str:
 
 
 @remembered(lambda lines: getsizeof(lines) + 60 * len(lines))
-def lines_of(text: str) -> frozenset[str]:
-    """The lines of a text as they are compared, without the tiny ones."""
+def comparable_lines(text: str) -> frozenset[str]:
+    """Return the lines of a text in the form in which they are compared, without tiny ones."""
     return frozenset(line for line in map(bare, text.split("\n")) if len(line) >= 4)
 
 
 @remembered(lambda runs: getsizeof(runs) + sum(map(getsizeof, runs)))
-def runs_of(text: str) -> frozenset[str]:
+def word_runs(text: str) -> frozenset[str]:
     """Return the runs of letters and digits of a text in lower case. A word stands in the text if it stands in one of them."""
     return frozenset(_WORD.findall(text.lower()))
 
@@ -172,7 +172,7 @@ def runs_of(text: str) -> frozenset[str]:
 def _passage(text: str, start: int, end: int) -> TextPassage:
     content = text[start:end]
     content = content.rstrip()
-    words = words_of(content)
+    words = count_words(content)
     lines = tuple([line for line in map(bare, content.split("\n")) if len(line) >= 4])
     return TextPassage(start, start + len(content), words, sum(words.values()), lines, sum(map(len, lines)))
 
@@ -200,7 +200,7 @@ def _cut(lines: list[_Line], first: int, last: int, max_chars: int) -> list[Span
     size = end - start
     if size <= max_chars or last - first < 2:
         return [(start, end)]
-    min_chars = max_chars * LEAST
+    min_chars = max_chars * MIN_SHARE
     best, at = -100.0, (first + last) // 2
     for place in range(first + 1, last):
         line = lines[place]

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from kilburn.page import Parts, Span, address_of
 from kilburn.remembered import remembered
 from kilburn.selection.lines import OMISSION
-from kilburn.selection.passages import TextPassage, lines_of, passages_of, words_of
+from kilburn.selection.passages import TextPassage, comparable_lines, count_words, split_passages
 from kilburn.selection.signs import Sign, sign_of_prose
 
 RECENT = 0.3
@@ -32,19 +32,19 @@ EARLY = 0.3
 """Worth of the first message's passages as such; of the n-th message an n-th of it."""
 USER = 2.0
 """Weight of the user's words compared with tool output."""
-TALK, SAID = 0.0, 0.1
+TALK_WEIGHT, STATEMENT_WEIGHT = 0.0, 0.1
 """Weight of the agent's own words compared with tool output, since it can say most of them again, and since they are like
 whatever it says now; and of those that state a decision, an error, or an open task."""
 STATES = frozenset({Sign.DECISION, Sign.TASK, Sign.ERROR, Sign.FAILED, Sign.SUMMARY})
 JOINED = 6
 """A gap of up to this many characters between two kept passages is kept too: it costs less than an omission."""
 GRAINS = (150, 300, 600)
-"""Characters of a passage at most: the largest of which `MANY` fit into the room."""
-MANY = 4
-SMALL, TINY, REFUSED = GRAINS[0] // 3, 8, 400
+"""Characters of a passage at most: the largest of which `MIN_PASSAGES` fit into the room."""
+MIN_PASSAGES = 4
+MIN_ROOM, MIN_LINE_ROOM, MAX_REFUSALS = GRAINS[0] // 3, 8, 400
 """The choice ends with so many characters left, among single lines with fewer, or after so many passages that were too
 long for what was left."""
-TRIES, FULL = 3, 0.96
+MAX_ROUNDS, FULL_SHARE = 3, 0.96
 """The choice is made so many times at most, until it takes this share of the room."""
 SATURATION, LENGTH = 1.2, 0.75
 """BM25's k and b."""
@@ -63,7 +63,7 @@ class PagePassage(NamedTuple):
         message: the one that it came with.
         text: the whole page's.
         weight: of who speaks, compared with tool output.
-        own: its worth as such: what its sign tells, and where it stands.
+        base: worth that does not depend on the focus: from its sign and its position.
     """
 
     page: int
@@ -71,28 +71,28 @@ class PagePassage(NamedTuple):
     passage: TextPassage
     text: str
     weight: float = 1.0
-    own: float = 0.0
+    base: float = 0.0
 
 
-def grain_of(room: int) -> int:
-    """Characters of a passage at most, where `room` tokens are to be filled."""
-    return next((grain for grain in reversed(GRAINS) if 4 * room >= MANY * grain), GRAINS[0])
+def max_passage_chars(room: int) -> int:
+    """Return the maximum number of characters of a passage for a budget of `room` tokens."""
+    return next((grain for grain in reversed(GRAINS) if 4 * room >= MIN_PASSAGES * grain), GRAINS[0])
 
 
 @remembered(lambda passages: 200 * len(passages))
-def candidates_of(
-    text: str, page: int, message: int, role: str, grain: int, span: Span | None = None, *, talk: float = TALK
+def page_candidates(
+    text: str, page: int, message: int, role: str, grain: int, span: Span | None = None, *, talk: float = TALK_WEIGHT
 ) -> tuple[PagePassage, ...]:
-    """The passages of a page, or of a span of it. They are remembered: a plan chooses among mostly the same pages as the one
-    before.
+    """Return the passages of a page, or of a span of it. They are cached, because successive plans choose among mostly the same
+    pages.
 
     Args:
-        talk: see `TALK`. Larger if somebody else asks.
+        talk: see `TALK_WEIGHT`. Larger if somebody else asks.
     """
     return tuple(
         [
             PagePassage(page, message, passage, text, _weight(role, text, passage, talk))
-            for passage in passages_of(text, grain, span)
+            for passage in split_passages(text, grain, span)
         ]
     )
 
@@ -132,23 +132,23 @@ def select(
         return ()
     around = count(heading)
     worth = _worths(candidates, focus, recent, HALF * life, thrift)
-    shown_lines = set[str]().union(*map(lines_of, shown_texts))
+    shown_lines = set[str]().union(*map(comparable_lines, shown_texts))
     parts: Parts = ()
     order: list[PagePassage] = []
-    room_left, tokens, small = room - around, 0, TINY if thrift else SMALL
+    room_left, tokens, small = room - around, 0, MIN_LINE_ROOM if thrift else MIN_ROOM
     begin = choice = _begin(worth, shown_lines)
-    for _ in range(TRIES):
+    for _ in range(MAX_ROUNDS):
         order, choice = _greedy(candidates, worth, choice, int(room_left * ratio), bar, ratio, small)
         candidate_parts = joined(order)
         tokens = cost(candidate_parts) if cost is not None else _cost(order, candidate_parts, count) + around
         if tokens <= room:
             parts = candidate_parts
-            if tokens >= FULL * room or not choice.heap:
+            if tokens >= FULL_SHARE * room or not choice.heap:
                 break
         else:
             choice = begin
         # The estimate of what the choice costs was too high or too low.
-        ratio *= room / max(1, tokens) * (1.0 if tokens <= room else FULL)
+        ratio *= room / max(1, tokens) * (1.0 if tokens <= room else FULL_SHARE)
     while not parts and order:
         # No estimate was near: the last ones chosen are given up.
         order = order[: min(len(order) - 1, len(order) * room // tokens)]
@@ -162,7 +162,7 @@ def focus_words(texts: Sequence[tuple[str, float]]) -> dict[str, float]:
     """The words of some texts with the weight of their text, the largest if there are several."""
     weights: dict[str, float] = {}
     for text, weight in texts:
-        for word in words_of(text[-4000:]):
+        for word in count_words(text[-4000:]):
             weights[word] = max(weights.get(word, 0.0), weight)
     return weights
 
@@ -178,7 +178,12 @@ def _worths(
     )
     newest = candidates[-1].message
     worth = [
-        (value / max_likeness + recent * 0.5 ** ((newest - candidate.message) / half) + EARLY / candidate.message + candidate.own)
+        (
+            value / max_likeness
+            + recent * 0.5 ** ((newest - candidate.message) / half)
+            + EARLY / candidate.message
+            + candidate.base
+        )
         * candidate.weight
         for candidate, value in zip(candidates, like, strict=True)
     ]
@@ -224,7 +229,7 @@ def _weight(role: str, text: str, passage: TextPassage, talk: float) -> float:
         return USER
     if role != "assistant":
         return 1.0
-    return SAID if talk < SAID and _states(text[passage.start : passage.end]) else talk
+    return STATEMENT_WEIGHT if talk < STATEMENT_WEIGHT and _states(text[passage.start : passage.end]) else talk
 
 
 @remembered(getsizeof)
@@ -237,17 +242,17 @@ class _Choice(NamedTuple):
 
     Args:
         heap: what may be chosen yet, by the least that the negative of its value can be; of equals the newest is first.
-        seen: lines that are shown; `pages`: of the chosen passages; `spent`: characters.
+        shown_lines: lines that are shown; `pages`: of the chosen passages; `spent`: characters.
     """
 
     heap: list[tuple[float, int]]
-    seen: set[str]
+    shown_lines: set[str]
     chosen: list[PagePassage]
     pages: set[int]
     spent: int
 
     def copy(self) -> _Choice:
-        return _Choice(self.heap[:], self.seen.copy(), self.chosen[:], self.pages.copy(), self.spent)
+        return _Choice(self.heap[:], self.shown_lines.copy(), self.chosen[:], self.pages.copy(), self.spent)
 
 
 def _begin(worth: Sequence[float], shown_lines: set[str]) -> _Choice:
@@ -276,7 +281,7 @@ def _greedy(
     resume: _Choice | None = None
     refused = 0
     room -= spent
-    while heap and room > small and refused < REFUSED:
+    while heap and room > small and refused < MAX_REFUSALS:
         bound, at = heapq.heappop(heap)
         candidate = candidates[-at]
         negative_value = -worth[-at] * new_share(candidate.passage, shown_lines)

@@ -138,8 +138,8 @@ def _words(line: str) -> list[str]:
     return line.lower().translate(_SPACES).split()
 
 
-def sign_of(line: str) -> Sign:
-    """The sign of a line of tool output."""
+def classify_line(line: str) -> Sign:
+    """Return the sign of a line of tool output."""
     line = plain(line)
     words = _words(line)
     sign = _of_tests(line, words)
@@ -202,8 +202,8 @@ _CASE = re.compile(
 _STEPS = re.compile(r"::|:|\.(?!py\b)|/")
 
 
-def case_of(line: str) -> tuple[str, str]:
-    """Class (or "") and name of the test in a FAILED line, equal in all notations of a run."""
+def failed_test(line: str) -> tuple[str, str]:
+    """Return the class (or "") and name of the test in a FAILED line, equal in all notations of a run."""
     match = _CASE.match(plain(line))
     if match is None:
         return "", plain(line)

@@ -84,7 +84,7 @@ def _first(view: View, page: int) -> int:
     return page
 
 
-def words_of(view: View, pages: Iterable[Page]) -> Sequence[str]:
-    """What the assistant wrote as plain text; a page that is forgotten or retired says nothing."""
+def assistant_texts(view: View, pages: Iterable[Page]) -> Sequence[str]:
+    """Return what the assistant wrote as plain text, without forgotten or retired pages."""
     texts = [page.id for page in pages if page.kind is Kind.TEXT and page.role is Role.ASSISTANT]
     return [view.text(page) for page in texts if not view.gone(page)]

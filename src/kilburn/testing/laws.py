@@ -124,7 +124,7 @@ def _check_request(session: Session) -> None:
     assert latest == window.request, f"law 3: the latest message is {latest}, and the window holds {window.request}"
     for page in latest:
         if window.at(page) in GONE or any(
-            visible.kind is not Kind.FOLD and _is_of(visible, page) for visible in window.visible()
+            visible.kind is not Kind.FOLD and _is_copy(visible, page) for visible in window.visible()
         ):
             continue
         moves = [
@@ -136,13 +136,13 @@ def _check_request(session: Session) -> None:
         assert policy == "kernel", f"law 3: the user's latest message, {page}, was taken from the window by {policy}"
 
 
-def _is_of(page: Page, original: int) -> bool:
+def _is_copy(page: Page, original: int) -> bool:
     return page.id == original or (page.sources == (original,) and page.message > 0)
 
 
 def _touches(data: Data, page: int, window: WindowState) -> bool:
     members_moved = {number for members in data.get("to", {}).values() for number in members}
-    return page in members_moved or any(_is_of(window.pages[number], page) for number in members_moved)
+    return page in members_moved or any(_is_copy(window.pages[number], page) for number in members_moved)
 
 
 def _check_layout(session: Session) -> None:

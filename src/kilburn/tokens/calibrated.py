@@ -27,29 +27,32 @@ def is_plausible(counted: int, reported: int) -> bool:
     return LOWEST * counted <= max(reported, MIN_TOKENS) and reported <= HIGHEST * max(counted, MIN_TOKENS)
 
 
+MARGIN = 0.05
+"""Share that the factor stays above the largest recent ratio."""
+
+EASE = 0.05
+"""Largest share that one prompt takes off the factor."""
+
+
 class Calibrated:
     """A counter with a correction factor for windows.
 
     A window of `capacity` real tokens holds pages of `room(capacity)` counted tokens, that is capacity / `factor`.
-    The factor starts at 1. It rises at once to `1 + margin` times the largest ratio of actual to estimated tokens
-    among the last 32 prompts; it falls towards that by at most `ease` for each prompt, and only once four prompts
+    The factor starts at 1. It rises at once to `1 + MARGIN` times the largest ratio of actual to estimated tokens
+    among the last 32 prompts; it falls towards that by at most `EASE` for each prompt, and only once four prompts
     were seen. So it is never below any recent ratio, and one cheap prompt cannot widen the window.
 
     The same observations in the same order give the same factor: replaying the ledger's USAGE events rebuilds it.
 
     Args:
         inner: the counter that counts pages.
-        margin: share kept above the largest recent ratio.
-        ease: largest share that one prompt may take off the factor.
     """
 
-    def __init__(self, inner: Counter, *, margin: float = 0.05, ease: float = 0.05) -> None:
+    def __init__(self, inner: Counter) -> None:
         self.inner = inner
         self.name = inner.name
         self.envelope = inner.envelope
         self.family = str(getattr(inner, "family", ""))
-        self.margin = margin
-        self.ease = ease
         self.factor = 1.0
         self._ratios: deque[float] = deque(maxlen=KEEP)
 
@@ -85,11 +88,11 @@ class Calibrated:
         if min(estimated, actual) < MIN_TOKENS or not is_plausible(estimated, actual):
             return self.factor
         self._ratios.append(actual / estimated)
-        target = max(self._ratios) * (1 + self.margin)
+        target = max(self._ratios) * (1 + MARGIN)
         if target >= self.factor:
             self.factor = target
         elif len(self._ratios) >= 4:
-            self.factor = max(target, self.factor * (1 - self.ease))
+            self.factor = max(target, self.factor * (1 - EASE))
         return self.factor
 
     def room(self, capacity: int) -> int:

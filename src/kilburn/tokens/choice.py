@@ -18,7 +18,7 @@ from kilburn.tokens.families import family_estimate
 RULER = re.compile(r"chars/(\d{1,6})")
 O200K = re.compile(r"(chatgpt-4o|gpt-4o|gpt-4\.[15]|gpt-5|gpt-oss|codex-mini|computer-use|o[134](?![a-z0-9]))")
 CL100K = re.compile(r"gpt-(4|3\.5|35)(?![\d.])")
-SMALL = re.compile(r"(gpt-4\.1|gpt-5[.\d]*)-(mini|nano)|o4-mini")
+SMALL_MODELS = re.compile(r"(gpt-4\.1|gpt-5[.\d]*)-(mini|nano)|o4-mini")
 OPEN_FAMILIES = (
     "llama", "smollm", "qwen", "qwq", "mistral", "mixtral", "ministral", "magistral", "devstral", "phi", "deepseek", "granite",
     "yi", "falcon", "gpt",
@@ -90,7 +90,7 @@ def _of_model(name: str) -> Counter:
     model = _plain(name)
     if "claude" in model:
         return Claude(name) if available() else Estimate(name, ANY_MODEL)
-    family = _images_of(model)
+    family = _image_rule(model)
     if O200K.match(model) and available():
         return Encoding(name, "o200k_base", family)
     if CL100K.match(model) and available():
@@ -102,7 +102,7 @@ def _of_model(name: str) -> Counter:
     return Estimate(name, OPEN if OPEN_NAMES.match(model) else ANY_MODEL)
 
 
-def _images_of(model: str) -> str:
+def _image_rule(model: str) -> str:
     if model.startswith("gpt-4o-mini"):
         return "gpt-4o-mini"
-    return "openai-small" if SMALL.match(model) else "openai"
+    return "openai-small" if SMALL_MODELS.match(model) else "openai"

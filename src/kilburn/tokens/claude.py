@@ -14,7 +14,7 @@ from kilburn.errors import MissingExtra
 from kilburn.tokens.families import Bound, FamilyEstimate
 from kilburn.tokens.shape import PatternWeights
 
-OLD = PatternWeights(
+OLD_WEIGHTS = PatternWeights(
     start=103,
     shape={
         "aA": 5, "A": 16, "AA": 6, "000": 27, ".": 5, ".n.n": 170, " " * 16: 93, "n": 7, "l": 61, "g": 44, "h": 53, "i": 168,
@@ -23,7 +23,7 @@ OLD = PatternWeights(
     word={" a": 48, "aaaaa": 32, "aaaaaaaa": 46},
     sound={"cccc": 41, "vvv": 28},
 )  # fmt: skip
-NEW = PatternWeights(
+NEW_WEIGHTS = PatternWeights(
     start=103,
     shape={
         "A": 48, "AA": 1, "0": 3, "000": 9, ".": 27, ".n.n": 110, " " * 16: 93, "n": 23, "l": 88, "g": 44, "h": 55, "i": 171,
@@ -38,8 +38,9 @@ SHARE = {"old": 103, "new": 95}
 NUMBER = re.compile(r"(?<!\d)(\d{1,2})(?:[-.](\d{1,2}))?(?!\d)")
 
 
-def generation_of(name: str) -> str:
-    """ "old" for Claude 3 up to 4.6; "new" from 4.7 on (Opus 4.7, Sonnet 5 and later), and for a name without a number."""
+def model_generation(name: str) -> str:
+    """Return "old" for Claude 3 up to 4.6, and "new" from 4.7 on (Opus 4.7, Sonnet 5 and later) and for a name without a
+    number."""
     version = NUMBER.search(name.lower().partition("claude")[2])
     if version is None:
         return "new"
@@ -57,30 +58,31 @@ class Claude(FamilyEstimate):
     """
 
     def __init__(self, name: str) -> None:
-        generation = generation_of(name)
-        weights, family = (NEW, "claude-large") if generation == "new" else (OLD, "claude")
+        generation = model_generation(name)
+        weights, family = (NEW_WEIGHTS, "claude-large") if generation == "new" else (OLD_WEIGHTS, "claude")
         super().__init__(name, (Bound({"o200k_base": SHARE[generation]}, weights),), family=family)
+
+
+MAX_CHARS = 100_000
 
 
 class Ctok:
     """Claude's tokens by the unofficial `ctok` (Python 3.12 or later). It reads about a tenth of a megabyte a second, so
-    texts of more than `limit` characters are estimated instead.
+    texts of more than `MAX_CHARS` characters are estimated instead.
 
     Args:
         name: "ctok/3", "ctok/4.7" or "ctok/4.8".
-        limit: characters of the longest text that is tokenised.
 
     Raises:
         MissingExtra: ctok is not installed.
     """
 
-    def __init__(self, name: str, limit: int = 100_000) -> None:
+    def __init__(self, name: str) -> None:
         try:
             from ctok import token_count  # type: ignore[import-not-found, unused-ignore]
         except ImportError as error:
             raise MissingExtra("ctok", "claude-tokens") from error
         self.name = name
-        self.limit = limit
         self.envelope = 8
         self._count = token_count
         self._version = name.partition("/")[2]
@@ -97,7 +99,7 @@ class Ctok:
         """Return the tokens of `text` alone, without the frame of a message."""
         if not text:
             return 0
-        if len(text) > self.limit:
+        if len(text) > MAX_CHARS:
             return self._estimate.count(text)
         whole = text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
         return max(1, int(self._count(whole, self._version)) - self._frame)

@@ -54,8 +54,8 @@ def _tiles(width: int, height: int) -> int:
 
 
 def image_size(data_url: str) -> tuple[int, int] | None:
-    """Width and height in pixels of the image in a base64 `data:` URL, or None where it is no such
-    URL, no PNG, JPEG, GIF or WebP, or broken."""
+    """Return width and height in pixels of the image in a base64 `data:` URL, or None if it is no such URL, no PNG, JPEG, GIF or
+    WebP, or broken."""
     head, comma, payload = data_url[: MAX_HEADER_BYTES + 256].partition(",")
     if not comma or head[:5].lower() != "data:" or not head.lower().rstrip().endswith(";base64"):
         return None
@@ -64,10 +64,10 @@ def image_size(data_url: str) -> tuple[int, int] | None:
         data = binascii.a2b_base64(encoded[: len(encoded) // 4 * 4])
     except (binascii.Error, ValueError):
         return None
-    return size_of(data)
+    return pixel_size(data)
 
 
-def size_of(data: bytes) -> tuple[int, int] | None:
+def pixel_size(data: bytes) -> tuple[int, int] | None:
     """Return the width and height in pixels of a PNG, JPEG, GIF or WebP, or None if it is another format or broken."""
     size = _png(data) or _gif(data) or _webp(data) or _jpeg(data)
     return size if size is not None and min(size) > 0 else None

@@ -26,7 +26,7 @@ import msgspec
 from kilburn.budget import Counter
 from kilburn.page import digest_of
 from kilburn.remembered import ENTRY, texts
-from kilburn.tokens.images import MAX_HEADER_BYTES, image_size, image_tokens, size_of
+from kilburn.tokens.images import MAX_HEADER_BYTES, image_size, image_tokens, pixel_size
 from kilburn.tokens.pdf import pdf_text
 from kilburn.wire.plain import unpack
 
@@ -400,7 +400,7 @@ def _pdf(data: bytes) -> Media:
 
 
 def _image(data: bytes) -> Media:
-    return Media("image", size=size_of(data[:MAX_HEADER_BYTES]))
+    return Media("image", size=pixel_size(data[:MAX_HEADER_BYTES]))
 
 
 def _audio(data: bytes) -> Media:

@@ -55,7 +55,7 @@ class PatternWeights(msgspec.Struct, frozen=True, kw_only=True):
         return -(-joined // 100) + 1
 
 
-def _class_of(byte: int) -> str:
+def _byte_class(byte: int) -> str:
     char = chr(byte)
     if byte >= 0x80:
         lead = (
@@ -81,7 +81,7 @@ def _class_of(byte: int) -> str:
     return "0" if char.isdigit() else "."
 
 
-_CLASSES = [_class_of(byte) for byte in range(256)]
+_CLASSES = [_byte_class(byte) for byte in range(256)]
 _ASCII = frozenset("".join(_CLASSES[:0x80]).encode())
 _SHAPE = "".join(_CLASSES).encode()
 _WORD = "".join("a" if name in "aA" and byte < 0x80 else " " for byte, name in enumerate(_CLASSES)).encode()

@@ -14,7 +14,7 @@ import msgspec
 
 from kilburn.message import Kind, Message, Part
 from kilburn.wire.chat import ASIDES
-from kilburn.wire.parts import template_of
+from kilburn.wire.parts import block_template
 from kilburn.wire.plain import NOT_JSON, unpack
 
 PREFIX = "kilburn:"
@@ -64,7 +64,7 @@ def _restored(message: Message) -> Message:
 
 
 def _unpack(part: Part) -> _Attached | None:
-    block = template_of(part) or {}
+    block = block_template(part) or {}
     if not is_attached(block):
         return None
     try:

@@ -15,17 +15,17 @@ from kilburn.errors import InvalidMessage
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Request, Tokens, ToolSpec
 from kilburn.wire.parts import (
+    block_template,
+    call_slots,
     claim_call,
     kind_at,
     only_text,
     read_blocks,
     read_text,
     role_at,
-    slots_of,
-    template_of,
     write_blocks,
 )
-from kilburn.wire.plain import counted, pack, string_at, type_of, unpack
+from kilburn.wire.plain import counted, pack, string_at, type_name, unpack
 from kilburn.wire.sent import IMAGES
 from kilburn.wire.turns import CHAT_ID, PROSE, Turn, safe_id, safe_name, turns
 
@@ -96,7 +96,7 @@ def _read_content(source: dict[str, Any], template: dict[str, Any], where: str) 
         return "void", []
     if not isinstance(content, list):
         raise InvalidMessage(
-            f"{where}.content: {type_of(content)} where a {source['role']} message has a string or a list of parts"
+            f"{where}.content: {type_name(content)} where a {source['role']} message has a string or a list of parts"
         )
     if not content:
         return "void", []
@@ -108,7 +108,7 @@ def _read_result(source: dict[str, Any], template: dict[str, Any], where: str) -
     call = string_at(source, "tool_call_id", where)
     content = source.get("content")
     if not isinstance(content, str | list):
-        raise InvalidMessage(f"{where}.content: {type_of(content)} where a tool message has a string or a list of text parts")
+        raise InvalidMessage(f"{where}.content: {type_name(content)} where a tool message has a string or a list of text parts")
     template["tool_call_id"] = template["content"] = None
     if isinstance(content, str):
         return "text", [Part(kind=Kind.RESULT, text=content, call=call)]
@@ -126,7 +126,7 @@ def _read_block(block: Any, where: str) -> Part:
         template = {**block, "image_url": {**image, "url": None}}
         return Part(kind=Kind.IMAGE, text=image["url"], extra=None if default else pack({"block": template}))
     if kind == "image_url":
-        raise InvalidMessage(f"{where}.image_url: {type_of(image)} where an object with a string `url` belongs")
+        raise InvalidMessage(f"{where}.image_url: {type_name(image)} where an object with a string `url` belongs")
     if kind in ("reasoning", "thinking"):
         # An item of OpenAI's responses, or a chunk of Mistral's reasoning: it is sent back as it is.
         return Part(kind=Kind.REASONING, text="", extra=pack({"block": block}))
@@ -156,7 +156,7 @@ def _read_calls(source: dict[str, Any], template: dict[str, Any], where: str) ->
     if not calls and (calls is None or isinstance(calls, list)):
         return []
     if not isinstance(calls, list):
-        raise InvalidMessage(f"{where}.tool_calls: {type_of(calls)} where a list belongs")
+        raise InvalidMessage(f"{where}.tool_calls: {type_name(calls)} where a list belongs")
     template["tool_calls"] = None
     parts = [_read_call(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(calls)]
     ids: set[str | None] = set()
@@ -167,11 +167,11 @@ def _read_calls(source: dict[str, Any], template: dict[str, Any], where: str) ->
 
 def _read_call(call: Any, where: str) -> Part:
     if not isinstance(call, dict):
-        raise InvalidMessage(f"{where}: {type_of(call)} where an object belongs")
-    body, slot = slots_of(call)
+        raise InvalidMessage(f"{where}: {type_name(call)} where an object belongs")
+    body, slot = call_slots(call)
     inner = call.get(body)
     if not isinstance(inner, dict):
-        raise InvalidMessage(f"{where}.{body}: {type_of(inner)} where an object belongs")
+        raise InvalidMessage(f"{where}.{body}: {type_name(inner)} where an object belongs")
     call_id = string_at(call, "id", where)
     name = string_at(inner, "name", f"{where}.{body}")
     text = string_at(inner, slot, f"{where}.{body}", empty=True)
@@ -228,7 +228,7 @@ def _fill_asides(turn: Turn, out: dict[str, Any]) -> tuple[list[Part], list[Part
 def _write_block(part: Part) -> dict[str, Any]:
     if part.kind is Kind.OPAQUE:
         return unpack(part.text)
-    block = template_of(part)
+    block = block_template(part)
     if part.kind is Kind.IMAGE:
         block = block or {"type": "image_url", "image_url": {"url": None}}
         block["image_url"]["url"] = part.text
@@ -240,8 +240,8 @@ def _write_block(part: Part) -> dict[str, Any]:
 
 
 def _write_call(part: Part) -> dict[str, Any]:
-    call = template_of(part, "call") or {"id": None, "type": "function", "function": {"name": None, "arguments": None}}
-    body, slot = slots_of(call)
+    call = block_template(part, "call") or {"id": None, "type": "function", "function": {"name": None, "arguments": None}}
+    body, slot = call_slots(call)
     call["id"] = part.call
     call[body]["name"] = part.name
     call[body][slot] = part.text
@@ -399,7 +399,7 @@ def _render_call(part: Part) -> dict[str, Any]:
     call = _write_call(part)
     call["id"] = safe_id(part.call, CHAT_ID)
     call.setdefault("type", "function")
-    call[slots_of(call)[0]]["name"] = safe_name(part.name)
+    call[call_slots(call)[0]]["name"] = safe_name(part.name)
     return call
 
 

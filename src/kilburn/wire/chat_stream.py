@@ -15,8 +15,8 @@ from kilburn.event import encodable
 from kilburn.message import Kind
 from kilburn.model import Delta, Finish, Reply, Tokens
 from kilburn.wire import chat
-from kilburn.wire.oddities import chat_message, text_of
-from kilburn.wire.parts import slots_of
+from kilburn.wire.oddities import as_text, chat_message
+from kilburn.wire.parts import call_slots
 from kilburn.wire.plain import plain
 
 FINISH_REASONS = {
@@ -197,11 +197,11 @@ class Assembly:
                 self._slots[index] = at
         call = self._calls[at]
         call["id"] = call_id or call["id"]
-        body, slot = slots_of(call)
+        body, slot = call_slots(call)
         called = call.setdefault(body, {"name": "", slot: ""})
         for key, value in fields.items():
             if key in called:
-                called[key] += text_of(value)
+                called[key] += as_text(value)
         _merge(call, {key: value for key, value in piece.items() if key not in ("index", "id", "type", "function", "custom")})
 
     def _last_if(self, call_id: str, name: Any) -> int | None:

@@ -17,7 +17,7 @@ from kilburn.message import Kind, Message
 from kilburn.model import Tokens
 from kilburn.wire.editing import Whole, read_form, read_management, read_summarize, write
 from kilburn.wire.messages import THOUGHTS, as_blocks
-from kilburn.wire.plain import plain, type_of, unpack
+from kilburn.wire.plain import plain, type_name, unpack
 from kilburn.wire.sent import OPENING
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -129,7 +129,7 @@ def block_in(text: str) -> CompactionBlock | None:
         return None
 
 
-def block_of(message: Message) -> CompactionBlock | None:
+def compaction_block(message: Message) -> CompactionBlock | None:
     """Return the last compaction block of a message that has content, else the last one without; None if there is no block."""
     blocks = [block for part in message.parts if part.kind is Kind.OPAQUE and (block := block_in(part.text)) is not None]
     return next((block for block in reversed(blocks) if block.stands), blocks[-1] if blocks else None)
@@ -155,12 +155,12 @@ def read_report(source: Mapping[str, Any], where: str = "reply") -> ProviderRepo
 def _read_list(form: type[T], holder: dict[str, Any], key: str, where: str) -> Iterator[T]:
     items = holder.get(key) or []
     if not isinstance(items, list):
-        raise InvalidMessage(f"{where}.{key}: {type_of(items)} where a list belongs")
+        raise InvalidMessage(f"{where}.{key}: {type_name(items)} where a list belongs")
     for index, item in enumerate(items):
         yield read_form(form, item, f"{where}.{key}[{index}]")
 
 
-def report_of(message: Message) -> ProviderReport:
+def provider_report(message: Message) -> ProviderReport:
     """Return what the provider did with the prompt of a recorded reply; an empty report if it did nothing."""
     return read_report(unpack(message.extra).get("dict") or {})
 
@@ -210,13 +210,9 @@ def _blocks(message: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     return (block for block in (content if isinstance(content, list) else ()) if block.get("type") == "compaction")
 
 
-def put_block_first(messages: Sequence[dict[str, Any]], *, carry: bool = True) -> list[dict[str, Any]]:
-    """Return the messages as the provider is to get them: the last compaction block with content first, exactly one.
-
-    Args:
-        carry: what stands before the block comes behind it, in its order, so that it is read; False
-            leaves it out, as the provider would.
-    """
+def put_block_first(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages as the provider is to get them: the last compaction block with content first, exactly one, and after
+    it what stood before it, in its order, so that it is read."""
     at = next(
         (
             (index, place)
@@ -234,10 +230,10 @@ def put_block_first(messages: Sequence[dict[str, Any]], *, carry: bool = True) -
     earlier = [*messages[:index], {"role": role, "content": content[:place]}]
     if earlier[0]["content"] == OPENING:
         del earlier[0]
-    carried = [{**message, "content": _without_blocks(message["content"])} for message in earlier] if carry else []
+    carried = [{**message, "content": _without_blocks(message["content"])} for message in earlier]
     rest = [{**messages[index], "content": content[place + 1 :]}, *messages[index + 1 :]]
     thinks = rest[0]["content"] and rest[0]["content"][0].get("type") in THOUGHTS
-    if thinks and carried and _join(carried)[-1:] and _join(carried)[-1]["role"] == role:
+    if thinks and (ahead := _join(carried)) and ahead[-1]["role"] == role:
         # A turn that thinks must begin with its thinking.
         carried.append({"role": "user", "content": OPENING})
     return _join([{"role": role, "content": [content[place]]}, *carried, *rest])

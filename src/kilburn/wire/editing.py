@@ -1,7 +1,7 @@
 """Anthropic's context editing and compaction: the request's `context_management` and `compaction`, typed.
 
 These are read strictly and written back equal: an unknown field is kept under `more`, and a known one of the wrong
-type is an error that says where. `policy_of` makes a policy's spec from such settings, `edits_of` a request from a
+type is an error that says where. `policy_spec` makes a policy's spec from such settings, `provider_edits` a request from a
 policy. The forms follow the official SDK's beta types (MIT). For replies see `kilburn.wire.compaction`.
 """
 
@@ -14,9 +14,9 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from kilburn.errors import InvalidMessage, SpecError
-from kilburn.wire.plain import plain, type_of
+from kilburn.wire.plain import plain, type_name
 
-__all__ = ["edits_of", "policy_of"]
+__all__ = ["policy_spec", "provider_edits"]
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -117,7 +117,7 @@ def read_form(form: type[T], source: Any, where: str, **readers: Reader) -> T:
         InvalidMessage: not an object, a field of the wrong type, or one that is missing.
     """
     if not isinstance(source, dict):
-        raise InvalidMessage(f"{where}: {type_of(source)} where an object belongs")
+        raise InvalidMessage(f"{where}: {type_name(source)} where an object belongs")
     fields = {field.name: field for field in msgspec.structs.fields(form) if field.name != "more"}
     values: dict[str, Any] = {}
     for key, value in source.items():
@@ -188,7 +188,7 @@ def read_management(source: Any, where: str = "context_management") -> Managemen
 
 def _read_edits(value: Any, where: str) -> tuple[Edit, ...]:
     if not isinstance(value, list):
-        raise InvalidMessage(f"{where}: {type_of(value)} where a list of edits belongs")
+        raise InvalidMessage(f"{where}: {type_name(value)} where a list of edits belongs")
     edits = tuple(_read_edit(item, f"{where}[{index}]") for index, item in enumerate(value))
     kinds = [edit.type for edit in edits]
     for index, kind in enumerate(kinds):
@@ -217,7 +217,7 @@ def read_summarize(source: Any, where: str = "compaction") -> SummarizeRequest:
     return form
 
 
-def number_of(quantity: object, unit: str) -> object:
+def plain_amount(quantity: object, unit: str) -> object:
     """Return the plain number of an amount in that unit, `{"type": unit, "value": 3}`; anything else as it is."""
     if isinstance(quantity, Mapping) and quantity.keys() == {"type", "value"} and quantity["type"] == unit:
         value: object = quantity["value"]
@@ -225,7 +225,7 @@ def number_of(quantity: object, unit: str) -> object:
     return quantity
 
 
-def edits_of(policy: object) -> dict[str, Any]:
+def provider_edits(policy: object) -> dict[str, Any]:
     """Return the `context_management` that makes the provider do what a policy, or a chain of policies, does here.
 
     Raises:
@@ -246,20 +246,20 @@ def edits_of(policy: object) -> dict[str, Any]:
     return {"edits": edits}
 
 
-def policy_of(source: Any) -> str:
+def policy_spec(source: Any) -> str:
     """Return the spec of the policy that does here what a `context_management` asks of the provider.
 
     Raises:
         InvalidMessage: it is malformed. SpecError: it holds what no policy here does, or nothing.
     """
     management = read_management(source)
-    specs = [_spec_of(edit) for edit in management.edits]
+    specs = [_edit_spec(edit) for edit in management.edits]
     if not specs:
         raise SpecError("no edits", advice="list at least one")
     return specs[0] if len(specs) == 1 else f"chain({', '.join(specs)})"
 
 
-def _spec_of(edit: Edit) -> str:
+def _edit_spec(edit: Edit) -> str:
     unknown = [*getattr(edit, "more", {}), *(name for name in _amounts(edit) if name)]
     if isinstance(edit, OtherEdit) or unknown:
         unsupported = edit.type if isinstance(edit, OtherEdit) else f"{unknown[0]} of {edit.type}"

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from kilburn.errors import InvalidMessage
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Request, ToolSpec
-from kilburn.wire.parts import claim_call, kind_at, only_text, read_blocks, read_text, role_at, template_of, write_blocks
-from kilburn.wire.plain import load_object, pack, string_at, type_of, unpack
+from kilburn.wire.parts import block_template, claim_call, kind_at, only_text, read_blocks, read_text, role_at, write_blocks
+from kilburn.wire.plain import load_object, pack, string_at, type_name, unpack
 from kilburn.wire.quotation import quote
 from kilburn.wire.sent import FAILED, FUNCTION_OUTPUT, OPENING, UNSHOWN, is_sent
 from kilburn.wire.turns import MESSAGES_ID, PROSE, Turn, safe_id, safe_name, turns
@@ -45,7 +45,7 @@ def read(source: dict[str, Any], where: str = "message") -> list[Message]:
             return _segments(content, role, extra, where)
         content = ""
     elif not isinstance(content, str):
-        raise InvalidMessage(f"{where}.content: {type_of(content)} where a string or a list of blocks belongs")
+        raise InvalidMessage(f"{where}.content: {type_name(content)} where a string or a list of blocks belongs")
     return [Message(role=role, parts=(Part(kind=Kind.TEXT, text=content),), extra=pack(extra))]
 
 
@@ -105,7 +105,7 @@ def _read_leaf(block: Any, where: str) -> Part:
 def _read_call(block: dict[str, Any], where: str) -> Part:
     call, name, arguments = string_at(block, "id", where), string_at(block, "name", where), block.get("input")
     if not isinstance(arguments, dict):
-        raise InvalidMessage(f"{where}.input: {type_of(arguments)} where an object belongs")
+        raise InvalidMessage(f"{where}.input: {type_name(arguments)} where an object belongs")
     default = list(block) == ["type", "id", "name", "input"]
     template = {**block, "id": None, "name": None, "input": None}
     return Part(kind=Kind.CALL, text=pack(arguments), call=call, name=name, extra=None if default else pack({"block": template}))
@@ -147,7 +147,7 @@ def _read_result(block: dict[str, Any], where: str) -> list[Part]:
     elif isinstance(content, list):
         text, extra["layout"], attached = read_blocks(content, call, f"{where}.content", _read_leaf)
     else:
-        raise InvalidMessage(f"{where}.content: {type_of(content)} where a string or a list of blocks belongs")
+        raise InvalidMessage(f"{where}.content: {type_name(content)} where a string or a list of blocks belongs")
     if list(block) != ["type", "tool_use_id", "content"]:
         extra["block"] = template
     return [Part(kind=Kind.RESULT, text=text, call=call, extra=pack(extra) if extra else None), *attached]
@@ -212,7 +212,7 @@ def _write_block(part: Part) -> dict[str, Any]:
     """Return the block of a part of this form; for a tool result see `_write_result`."""
     if part.kind is Kind.OPAQUE:
         return unpack(part.text)
-    block = template_of(part)
+    block = block_template(part)
     if part.kind is Kind.CALL:
         block = block or {"type": "tool_use", "id": None, "name": None, "input": None}
         block["id"], block["name"], block["input"] = part.call, part.name, _call_input(part.text)
@@ -274,7 +274,7 @@ def render(messages: Sequence[Message]) -> tuple[str | Blocks | None, list[dict[
     queue = turns(messages)
     start = next((index for index, turn in enumerate(queue) if turn.role is not Role.SYSTEM), len(queue))
     system = _system(queue[:start])
-    groups = _merge([_message_of(turn) for turn in queue[start:]])
+    groups = _merge([_turn_message(turn) for turn in queue[start:]])
     out = _in_order(_placed(groups))
     if queue and (not out or out[0].role == "assistant"):
         out.insert(0, Spoken("user", OPENING))
@@ -303,7 +303,7 @@ def _text(part: Part, turn: Turn) -> dict[str, Any]:
     if turn.form == "messages":
         return _write_block(part)
     block: dict[str, Any] = {"type": "text", "text": part.text}
-    carried = template_of(part) or {}
+    carried = block_template(part) or {}
     if isinstance(carried.get("cache_control"), dict):
         block["cache_control"] = carried["cache_control"]
     return block
@@ -317,8 +317,8 @@ class Spoken(NamedTuple):
     more: Mapping[str, Any] = MappingProxyType({})
 
 
-def _message_of(turn: Turn) -> Spoken:
-    """One turn, on its own."""
+def _turn_message(turn: Turn) -> Spoken:
+    """Return one turn on its own."""
     if turn.result is not None:
         return Spoken("user", _result_blocks(turn))
     if turn.role is Role.SYSTEM and turn.form == "messages":

@@ -18,7 +18,7 @@ from kilburn.model import Delta, Finish, Reply, Tokens, is_count
 from kilburn.wire import messages as wire
 from kilburn.wire.chat_stream import Halves
 from kilburn.wire.compaction import read_block, read_report, report_json
-from kilburn.wire.oddities import messages_message, text_of
+from kilburn.wire.oddities import as_text, messages_message
 from kilburn.wire.plain import counted, load_object, plain
 
 STOP_REASONS = {
@@ -88,7 +88,7 @@ class ReplyBlocks:
             self._blocks[index] = {"type": _PIECES[kind], _PIECES[kind]: ""}
         block = self._blocks[index]
         if kind == "input_json_delta":
-            self._arguments[index] = self._arguments.get(index, "") + text_of(delta.get("partial_json"))
+            self._arguments[index] = self._arguments.get(index, "") + as_text(delta.get("partial_json"))
         elif kind == "citations_delta":
             block["citations"] = [*(block.get("citations") or []), delta.get("citation")]
         elif kind == "compaction_delta":

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from kilburn.message import Kind, Message, Part, Role
-from kilburn.wire.parts import slots_of
+from kilburn.wire.parts import call_slots
 from kilburn.wire.plain import load_object, pack
 
 NO_ID = "call-without-id"
@@ -45,11 +45,11 @@ def chat_message(source: dict[str, Any]) -> dict[str, Any]:
 
 
 def _call(call: dict[str, Any]) -> dict[str, Any]:
-    body, slot = slots_of(call)
+    body, slot = call_slots(call)
     inner = call.get(body)
     if not isinstance(inner, dict):
         inner = {key: call[key] for key in ("name", slot) if key in call}
-    return _with(call, id=_id(call.get("id")), **{body: _with(inner, name=_name(inner), **{slot: text_of(inner.get(slot))})})
+    return _with(call, id=_id(call.get("id")), **{body: _with(inner, name=_name(inner), **{slot: as_text(inner.get(slot))})})
 
 
 def messages_message(source: dict[str, Any]) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def _used(block: dict[str, Any]) -> dict[str, Any]:
     if block.get("type") == "tool_use":
         arguments = block.get("input")
         if not isinstance(arguments, dict):
-            text = text_of(arguments)
+            text = as_text(arguments)
             arguments = {} if not text.strip() else load_object(text) or {"_raw": text}
         return _with(block, id=_id(block.get("id")), name=_name(block), input=arguments)
     if block.get("type") == "tool_result":
@@ -87,7 +87,7 @@ def response_item(source: dict[str, Any]) -> dict[str, Any]:
     kind = source.get("type") or "message"
     if kind in ("function_call", "custom_tool_call"):
         slot = "arguments" if kind == "function_call" else "input"
-        return _with(source, call_id=_id(source.get("call_id")), name=_name(source), **{slot: text_of(source.get(slot))})
+        return _with(source, call_id=_id(source.get("call_id")), name=_name(source), **{slot: as_text(source.get(slot))})
     if kind in ("function_call_output", "custom_tool_call_output"):
         output = source.get("output")
         return _with(source, call_id=_id(source.get("call_id")), output="" if output is None else _content(output, "input_text"))
@@ -110,13 +110,13 @@ def _content(content: Any, kind: str) -> Any:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        return text_of(content)
+        return as_text(content)
     blocks: list[dict[str, Any]] = []
     for is_block, run in groupby(content, _is_block):
         values = list(run)
         # Values that are no blocks are one text, however many they are: a page for each would take a kilobyte for two bytes.
         blocks += (
-            [_block(block, kind) for block in values] if is_block else [{"type": kind, "text": "\n".join(map(text_of, values))}]
+            [_block(block, kind) for block in values] if is_block else [{"type": kind, "text": "\n".join(map(as_text, values))}]
         )
     same = len(blocks) == len(content) and all(block is original for block, original in zip(blocks, content, strict=True))
     return content if same else blocks
@@ -132,7 +132,7 @@ def _block(source: dict[str, Any], kind: str) -> dict[str, Any]:
     if block["type"] == "thinking" and isinstance(block.get("thinking"), list):
         return block
     if block["type"] in _TEXTS and not isinstance(block.get(slot), str):
-        return {**block, slot: text_of(block.get(slot))}
+        return {**block, slot: as_text(block.get(slot))}
     if block["type"] == "image_url" and isinstance(block.get("image_url"), str):
         return {**block, "image_url": {"url": block["image_url"]}}
     return block
@@ -149,7 +149,7 @@ def _name(holder: dict[str, Any]) -> str:
     return name if isinstance(name, str) and name else "_"
 
 
-def text_of(value: Any) -> str:
+def as_text(value: Any) -> str:
     """Return what stands where a text belongs: nothing for null, JSON for anything else."""
     if isinstance(value, str):
         return value

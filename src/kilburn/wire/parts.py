@@ -12,7 +12,7 @@ import msgspec
 
 from kilburn.errors import DuplicateCall, InvalidMessage
 from kilburn.message import Kind, Part, Role
-from kilburn.wire.plain import pack, string_at, type_of, unpack
+from kilburn.wire.plain import pack, string_at, type_name, unpack
 
 
 def role_at(source: dict[str, Any], roles: Mapping[str, Role], form: str, where: str) -> Role:
@@ -37,7 +37,7 @@ def kind_at(block: Any, where: str) -> str:
     """
     kind = block.get("type") if isinstance(block, dict) else None
     if not isinstance(kind, str):
-        raise InvalidMessage(f"{where}: a content block is an object with a `type`, not {type_of(block)}")
+        raise InvalidMessage(f"{where}: a content block is an object with a `type`, not {type_name(block)}")
     return kind
 
 
@@ -70,12 +70,12 @@ def read_text(block: dict[str, Any], kind: str, where: str, into: Kind = Kind.TE
     return Part(kind=into, text=text, extra=None if default else pack({"block": {**block, kind: None}}))
 
 
-def slots_of(call: Mapping[str, Any]) -> tuple[str, str]:
-    """Where a call of the chat form has its name and its arguments: the key of its body, and the key in that."""
+def call_slots(call: Mapping[str, Any]) -> tuple[str, str]:
+    """Return where a call of the chat form has its name and its arguments: the key of its body, and the key in that."""
     return ("custom", "input") if call.get("type") == "custom" else ("function", "arguments")
 
 
-def template_of(part: Part, key: str = "block") -> dict[str, Any] | None:
+def block_template(part: Part, key: str = "block") -> dict[str, Any] | None:
     """Return a fresh copy of the block that a part was read from, its texts taken out; None where it is the plain one."""
     return unpack(part.extra).get(key)
 

@@ -141,12 +141,12 @@ def string_at(holder: dict[str, Any], key: str, where: str, *, empty: bool = Fal
     """
     value = holder.get(key)
     if not isinstance(value, str) or not (value or empty):
-        problem = "is missing" if key not in holder else "is empty" if value == "" else f"is {type_of(value)}, not a string"
+        problem = "is missing" if key not in holder else "is empty" if value == "" else f"is {type_name(value)}, not a string"
         raise InvalidMessage(f"{where}.{key} {problem}")
     return value
 
 
-def type_of(value: Any) -> str:
+def type_name(value: Any) -> str:
     """Return a value's type in words for a message: `null`, `list`, `int`."""
     return "null" if value is None else type(value).__name__
 

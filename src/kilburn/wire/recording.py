@@ -16,7 +16,7 @@ import msgspec
 
 from kilburn.errors import InvalidMessage
 from kilburn.wire.plain import NOT_JSON
-from kilburn.wire.trajectory import Trajectory, messages_of, read_trajectory
+from kilburn.wire.trajectory import Trajectory, read_trajectory, trajectory_messages
 
 T = TypeVar("T")
 
@@ -85,7 +85,7 @@ def read_runs(path: str | Path) -> Iterator[RecordedRun]:
     """
     names = Names()
     for file in _files(Path(path)):
-        for run in _runs_of(file):
+        for run in _read_runs(file):
             yield msgspec.structs.replace(run, name=names.given(run.name))
 
 
@@ -197,8 +197,8 @@ def _raw_lines(path: Path, max_bytes: int = MAX_FILE_BYTES) -> Iterator[bytes]:
         raise InvalidMessage(f"{path}: {error.strerror or error}", advice="check the path") from error
 
 
-def _runs_of(file: Path) -> Iterator[RecordedRun]:
-    stem = stem_of(file)
+def _read_runs(file: Path) -> Iterator[RecordedRun]:
+    stem = file_stem(file)
     name, messages = stem, list[dict[str, Any]]()
     # Of an export: the lines of each session, None for a message that no wire form says whole.
     sessions: dict[str, list[dict[str, Any] | None]] = {}
@@ -230,7 +230,7 @@ def _runs_of(file: Path) -> Iterator[RecordedRun]:
         elif "state" in value:
             continue
         else:
-            yield run_of(value, where, stem)
+            yield parse_run(value, where, stem)
     if messages:
         yield RecordedRun(name, messages)
 
@@ -255,7 +255,7 @@ def shared_beginning(value: Any, where: str, earlier: int) -> SharedBeginning:
     return same
 
 
-def stem_of(file: Path) -> str:
+def file_stem(file: Path) -> str:
     """Return what a file is called without its endings."""
     return file.name.removesuffix(".gz").rpartition(".")[0] or file.name
 
@@ -265,7 +265,7 @@ def is_run(value: dict[str, Any]) -> bool:
     return "role" not in value and any(isinstance(value.get(key), list) for key in ("messages", "steps", "trajectory"))
 
 
-def run_of(value: dict[str, Any], where: str, stem: str) -> RecordedRun:
+def parse_run(value: dict[str, Any], where: str, stem: str) -> RecordedRun:
     """Return the run that a JSON object is.
 
     Args:
@@ -283,7 +283,7 @@ def run_of(value: dict[str, Any], where: str, stem: str) -> RecordedRun:
     otherwise = stem if "trajectory" in value else f"{stem}:{line}"
     if isinstance(value.get("steps"), list) or isinstance(value.get("trajectory"), list):
         trajectory = read_trajectory(value, where, otherwise)
-        return RecordedRun(trajectory.id, messages_of(trajectory), trajectory)
+        return RecordedRun(trajectory.id, trajectory_messages(trajectory), trajectory)
     messages = value["messages"]
     if not all(isinstance(message, dict) for message in messages):
         raise InvalidMessage(f"{where}: messages is no list of objects", advice="a message is {role, content}")

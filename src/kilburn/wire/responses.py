@@ -18,8 +18,8 @@ import msgspec
 from kilburn.errors import InvalidMessage
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.wire.chat import ASIDES
-from kilburn.wire.parts import kind_at, slots_of
-from kilburn.wire.plain import pack, string_at, type_of, unpack
+from kilburn.wire.parts import call_slots, kind_at
+from kilburn.wire.plain import pack, string_at, type_name, unpack
 
 CALLS = {"function_call": ("function", "arguments"), "custom_tool_call": ("custom", "input")}
 RESULTS = ("function_call_output", "custom_tool_call_output")
@@ -36,7 +36,7 @@ def read(item: dict[str, Any], where: str = "input") -> dict[str, Any]:
     """
     kind = item.get("type", "message")
     if not isinstance(kind, str):
-        raise InvalidMessage(f"{where}.type: {type_of(kind)} where a string belongs")
+        raise InvalidMessage(f"{where}.type: {type_name(kind)} where a string belongs")
     if kind in CALLS:
         body, slot = CALLS[kind]
         inner = {"name": string_at(item, "name", where), slot: string_at(item, slot, where, empty=True)}
@@ -52,7 +52,7 @@ def read(item: dict[str, Any], where: str = "input") -> dict[str, Any]:
     if isinstance(content, list):
         content = [_block(block, where) for block in content]
     elif not isinstance(content, str):
-        raise InvalidMessage(f"{where}.content: {type_of(content)} where a string or a list belongs")
+        raise InvalidMessage(f"{where}.content: {type_name(content)} where a string or a list belongs")
     return {"role": item.get("role"), "content": content, **_rest(item, "role", "content")}
 
 
@@ -88,7 +88,7 @@ def _output(output: Any, where: str) -> Any:
     if isinstance(output, str):
         return output
     if not isinstance(output, list):
-        raise InvalidMessage(f"{where}.output: {type_of(output)} where a string or a list belongs")
+        raise InvalidMessage(f"{where}.output: {type_name(output)} where a string or a list belongs")
     return [_block(block, where) for block in output]
 
 
@@ -122,7 +122,7 @@ def write(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 texts = [_written_block(block, side) for block in run]
                 items += run if native else [{"type": "message", "role": role, "content": texts, **rest}]
         for call in message.get("tool_calls") or ():
-            body, slot = slots_of(call)
+            body, slot = call_slots(call)
             kind = "custom_tool_call" if body == "custom" else "function_call"
             called = {"call_id": call["id"], "name": call[body]["name"], slot: call[body][slot]}
             items.append({"type": kind, **called, **call.get("item", {})})

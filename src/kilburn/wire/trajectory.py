@@ -11,8 +11,6 @@ from typing import Any
 import msgspec
 
 from kilburn.errors import InvalidMessage
-from kilburn.message import Kind, Message, Part, Role
-from kilburn.wire.form import parse
 
 KEYS = frozenset(("thought", "action", "observation"))
 
@@ -97,7 +95,7 @@ def read_trajectory(value: dict[str, Any], where: str, otherwise: str) -> Trajec
     for number, step in enumerate(value[name], start=1):
         if not KEYS & step.keys():
             raise InvalidMessage(f"{where}: {name}[{number - 1}] has no thought, action or observation", advice=ADVICE)
-    head = tuple(HeadMessage(turn.role, _text_of(turn.content, where)) for turn in run.head or _first(run.history))
+    head = tuple(HeadMessage(turn.role, _content_text(turn.content, where)) for turn in run.head or _first(run.history))
     return Trajectory(run.id or otherwise, head, tuple(map(_step, run.steps or run.trajectory)))
 
 
@@ -114,7 +112,7 @@ def _first(history: Iterable[_HeadLine]) -> Iterator[_HeadLine]:
         yield turn
 
 
-def _text_of(content: Any, where: str) -> str:
+def _content_text(content: Any, where: str) -> str:
     """Return the text of a message's content: a string, or blocks of text."""
     if content is None or isinstance(content, str):
         return content or ""
@@ -129,7 +127,7 @@ def _step(line: _StepLine) -> Step:
     return Step(thought or "", line.action or "", line.observation or "", line.task, line.user)
 
 
-def messages_of(run: Trajectory) -> list[dict[str, Any]]:
+def trajectory_messages(run: Trajectory) -> list[dict[str, Any]]:
     """Return a run as messages in the chat form: an action is a call of `run`, what came back its result."""
     return [*({"role": turn.role, "content": turn.content} for turn in run.head), *_told(run.steps)]
 
@@ -147,75 +145,3 @@ def _told(steps: Iterable[Step]) -> Iterator[dict[str, Any]]:
             call = {"id": f"call_{number}", "type": "function", "function": {"name": "run", "arguments": arguments}}
             yield {"role": "assistant", "content": step.thought, "tool_calls": [call]}
             yield {"role": "tool", "tool_call_id": f"call_{number}", "content": step.observation}
-
-
-def trajectory_of(id: str, messages: Iterable[dict[str, Any]]) -> Trajectory:
-    """Return a run of messages as a head and steps.
-
-    The head is what stands before the first reply. Each call is a step, with its result as the observation; the first
-    call of a reply has its text as the thought. A reply without a call is an action of its own, and what the user says
-    next came back.
-
-    Raises:
-        InvalidMessage: no message, or a result whose call is not before it; it names the message.
-    """
-    head: list[HeadMessage] = []
-    steps: list[Step] = []
-    calls: dict[str | None, int] = {}
-    answered = True
-    for number, source in enumerate(messages, start=1):
-        where = f"{id}: message {number}"
-        for message in _parsed(source, where):
-            text = _joined(part for part in message.parts if part.kind in (Kind.TEXT, Kind.REASONING))
-            if message.role is Role.ASSISTANT:
-                reply_calls = [part for part in message.parts if part.kind is Kind.CALL]
-                for at, part in enumerate(reply_calls):
-                    calls[part.call] = len(steps)
-                    steps.append(Step("" if at else text, _action(part), ""))
-                if not reply_calls:
-                    steps.append(Step("", text, ""))
-                answered = bool(reply_calls)
-            elif message.role is Role.TOOL:
-                for part in message.parts:
-                    if part.kind is Kind.RESULT:
-                        _answer(steps, calls, part, where)
-            elif not steps:
-                head.append(HeadMessage(message.role, text))
-            elif answered:
-                steps.append(Step("", "", text, user=True))
-            else:
-                steps[-1] = msgspec.structs.replace(steps[-1], observation=text)
-                answered = True
-    return Trajectory(id, tuple(head), tuple(steps))
-
-
-def _parsed(source: dict[str, Any], where: str) -> list[Message]:
-    try:
-        return parse(source)
-    except InvalidMessage as error:
-        raise InvalidMessage(f"{where}: {error.what}", advice=error.advice) from None
-
-
-def _joined(parts: Iterable[Part]) -> str:
-    return "\n".join(part.text for part in parts)
-
-
-def _answer(steps: list[Step], calls: dict[str | None, int], part: Part, where: str) -> None:
-    at = calls.get(part.call)
-    if at is None:
-        raise InvalidMessage(f"{where}: a result whose call {part.call!r} is not before it", advice="record the call too")
-    observation = steps[at].observation
-    steps[at] = msgspec.structs.replace(steps[at], observation=f"{observation}\n{part.text}" if observation else part.text)
-
-
-def _action(call: Part) -> str:
-    """Return a call as one would type it: a shell's command alone, else the tool's name and its arguments."""
-    try:
-        arguments = msgspec.json.decode(call.text)
-    except (msgspec.DecodeError, RecursionError):  # as the model wrote it
-        arguments = call.text
-    values = list(arguments.values()) if isinstance(arguments, dict) else [arguments]
-    words = [value if isinstance(value, str) else msgspec.json.encode(value).decode() for value in values]
-    if isinstance(arguments, dict) and list(arguments) == ["command"]:
-        return words[0]
-    return " ".join([call.name or "call", *words])

@@ -9,7 +9,7 @@ Examples:
 
 from __future__ import annotations
 
-from kilburn.cli.model_loading import model_of
+from kilburn.cli.model_loading import open_model
 from kilburn_lab.cli.verbs import DATA, Option, Work, verb
 from kilburn_lab.evals.drift import POLICIES, evaluate
 from kilburn_lab.evals.drift_report import draw
@@ -28,6 +28,6 @@ verb(
     passes=Option("Look after so many compactions; may be given again. 1, 5 and 20 by default.", "N"),
     replicates=Option("Seeds a policy and arm.", "N", "--sample", least=1),
     data=DATA,
-    model=Option("Measure policies that can ask a model once more, with this one.", "SPEC", kind=str | None, by=model_of),
+    model=Option("Measure policies that can ask a model once more, with this one.", "SPEC", kind=str | None, by=open_model),
     seed=Option("The first seed; for the intervals too."),
 )

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from kilburn.agents.loop import UNLIMITED, Limits
-from kilburn.cli.model_loading import model_of
+from kilburn.cli.model_loading import open_model
 from kilburn_lab.cli.verbs import Option, Work, verb
 from kilburn_lab.evals.aggregation import TASKS
 from kilburn_lab.evals.recursion import SYSTEMS, RecursionReport, evaluate
@@ -34,7 +34,7 @@ def _measured(
     # The program and the oracle cost nothing.
     usual = Limits() if model or sub else UNLIMITED
     limits = msgspec.structs.replace(usual, steps=steps, reply=reply)
-    return evaluate(model=model_of(model or None), sub=model_of(sub or None), limits=limits, **options)
+    return evaluate(model=open_model(model or None), sub=open_model(sub or None), limits=limits, **options)
 
 
 verb(

@@ -73,7 +73,7 @@ verb(
     rankings=Option("Where the rankings go, JSON lines, one a question.", "FILE", "--out"),
     data=Option("Conversations, one a line, .gz too; made-up ones where left out.", "FILE"),
     budget=Option("Tokens of four characters that the hits may take.", least=100),
-    ranking=Option("blend, words, meaning, rrf, blend(near=0), ...", "SPEC"),
+    ranking=Option("blend, words, meaning, blend(near=0), ...", "SPEC"),
     embedder=Option("minilm, hashing, ...; none for words alone.", "SPEC"),
     rename=Option("Give all people and places other names; the scores should stay.", "SEED"),
     sample=Option("Only the first so many conversations.", "N", least=1),

@@ -28,7 +28,7 @@ from kilburn.kernel.resolve import resolve
 from kilburn.model import Model
 from kilburn_lab.evals.baselines import CHARACTERS, Contender, compared
 from kilburn_lab.evals.candidate import KilburnCandidate, contender_of
-from kilburn_lab.evals.cost import Bill, CostRow, Rates, bill_table, bills_of, cost_table, figures_of, rates_of, units_of
+from kilburn_lab.evals.cost import Bill, ComparedRow, Rates, bill_table, bills_of, cost_table, figures_of, rates_of, units_of
 from kilburn_lab.evals.intervals import mean
 from kilburn_lab.evals.measure import Progress, unwatched
 from kilburn_lab.evals.metered import Metered, Spent, filled, name_of, spent_tables, total_of
@@ -86,7 +86,7 @@ class TaskOutcome(msgspec.Struct, frozen=True, kw_only=True):
     writer: Spent
 
 
-class ActingRow(CostRow, frozen=True, kw_only=True):
+class ActingRow(ComparedRow, frozen=True, kw_only=True):
     """One policy at one window, over all tasks. Intervals are of 95%, resampled by task.
 
     Args:
@@ -100,12 +100,6 @@ class ActingRow(CostRow, frozen=True, kw_only=True):
 
     tasks: int
     solved: float
-    low: float
-    high: float
-    best: str
-    gain: float
-    gain_low: float
-    gain_high: float
     kinds: dict[str, float]
     shown: float
     steps: float

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from kilburn.errors import SpecError
-from kilburn.prices import Prices, prices_of
+from kilburn.prices import Prices, find_prices
 from kilburn_lab.evals.baselines import HISTORY
 from kilburn_lab.evals.intervals import percentile_95
 from kilburn_lab.evals.outcomes import PolicyCounts
@@ -85,6 +85,18 @@ class CostRow(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
+class ComparedRow(CostRow, frozen=True, kw_only=True):
+    """A row with the 95% interval of its mean, and with its difference from the best baseline: see
+    `kilburn_lab.evals.baselines.compared`."""
+
+    low: float
+    high: float
+    best: str
+    gain: float
+    gain_low: float
+    gain_high: float
+
+
 def figures_of(cell: PolicyCounts, rates: Rates, row: type[CostRow]) -> dict[str, Any]:
     """The fields of a row that follow from a cell alone."""
     return {
@@ -124,7 +136,7 @@ def rates_of(names: Sequence[str] | None = None, pause: float | None = None) -> 
     if pause is not None and not pause >= 0:
         raise SpecError(f"a pause of {pause:g} s", advice="give 0 or more seconds")
     chosen = dict.fromkeys(names or ("hosted", "local"))
-    tables = {name: PROVIDERS[name].prices if name in PROVIDERS else prices_of(name) for name in chosen}
+    tables = {name: PROVIDERS[name].prices if name in PROVIDERS else find_prices(name) for name in chosen}
     return Rates(tables=tables, pause=pause)
 
 

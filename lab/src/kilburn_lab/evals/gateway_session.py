@@ -23,7 +23,7 @@ import kilburn
 from kilburn.errors import MissingExtra, SpecError
 from kilburn.gateway.app import Settings, build
 from kilburn.message import Kind, Message, Part
-from kilburn.prices import prices_of
+from kilburn.prices import find_prices
 from kilburn.testing.upstream import CHARS_PER_TOKEN, Sent, Upstream, calling, serving
 from kilburn.wire.form import parse
 from kilburn.wire.trajectory import Trajectory
@@ -301,7 +301,7 @@ def _replayed(system: str, recorded: RecordedSession, window: int, policy: str, 
         largest=max(each.tokens for each in sent),
         shared=sum(each.shared for each in sent),
         cached=cached,
-        cost=cost_of(shipped, cached, prices_of("hosted")),
+        cost=cost_of(shipped, cached, find_prices("hosted")),
         lost=gone,
         recalls=recalls,
         failed=failed,

@@ -22,7 +22,7 @@ import kilburn
 from kilburn.errors import SpecError
 from kilburn.kernel.resolve import resolve
 from kilburn.memory.guidelines import Guidelines
-from kilburn.model import complete, request_of
+from kilburn.model import build_request, complete
 from kilburn_lab.evals.intervals import grouped, interval, mean
 from kilburn_lab.evals.measure import Progress, check_known, unwatched
 from kilburn_lab.evals.report import EvalReport, table_of
@@ -274,7 +274,7 @@ def _answer(shown: Sequence[str], ticket: str, arm: str, model: Any) -> str:
     if model is None:
         return decided(prompt, ticket)
     ask = f"{prompt}\nDecide this ticket in one word: {', '.join((*LABELS, USUAL))}. What is usual is {USUAL}."
-    said = complete(model, request_of(model, ask, max_tokens=8, temperature=0.0)).text.lower()
+    said = complete(model, build_request(model, ask, max_tokens=8, temperature=0.0)).text.lower()
     return next((label for label in (*LABELS, USUAL) if label in said), USUAL)
 
 

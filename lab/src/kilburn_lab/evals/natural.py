@@ -27,7 +27,7 @@ from kilburn.errors import SpecError
 from kilburn_lab.evals.baselines import CHARACTERS, UNBOUNDED, Contender, compared, tell
 from kilburn_lab.evals.candidate import KilburnCandidate, contender_of
 from kilburn_lab.evals.corpora import Answers, Corpus, CorpusQuery, CorpusTurn
-from kilburn_lab.evals.cost import Bill, CostRow, Rates, bill_table, bills_of, figures_of, rates_of
+from kilburn_lab.evals.cost import Bill, ComparedRow, Rates, bill_table, bills_of, figures_of, rates_of
 from kilburn_lab.evals.intervals import grouped, interval, mean
 from kilburn_lab.evals.measure import Progress, unwatched
 from kilburn_lab.evals.outcomes import PolicyCounts, Shipping, join_cells
@@ -72,7 +72,7 @@ class NaturalAnswer(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int = 0
 
 
-class NaturalRow(CostRow, frozen=True, kw_only=True):
+class NaturalRow(ComparedRow, frozen=True, kw_only=True):
     """One policy at one window, over all questions. Intervals are of 95%, resampled by conversation.
 
     Args:
@@ -87,12 +87,6 @@ class NaturalRow(CostRow, frozen=True, kw_only=True):
 
     questions: int
     shown: float
-    low: float
-    high: float
-    best: str
-    gain: float
-    gain_low: float
-    gain_high: float
     passages: float
     categories: dict[str, float]
     right: int

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from kilburn_lab.evals.baselines import BASELINES, PLAIN, best_of, compared
-from kilburn_lab.evals.cost import CostRow, Rates, costs_of, figures_of
+from kilburn_lab.evals.cost import ComparedRow, Rates, costs_of, figures_of
 from kilburn_lab.evals.intervals import grouped, interval, mean
 from kilburn_lab.evals.outcomes import PolicyCounts, ReferenceOutcome
 from kilburn_lab.evals.references import KINDS
@@ -36,7 +36,7 @@ class ActionShare(msgspec.Struct, frozen=True, kw_only=True):
     gain_high: float
 
 
-class PagingRow(CostRow, frozen=True, kw_only=True):
+class PagingRow(ComparedRow, frozen=True, kw_only=True):
     """One line of the table. Shares are of `references`, which are names; intervals are of 95%, resampled by run.
 
     Args:
@@ -59,12 +59,6 @@ class PagingRow(CostRow, frozen=True, kw_only=True):
     model: str
     references: int
     survival: float
-    low: float
-    high: float
-    best: str
-    gain: float
-    gain_low: float
-    gain_high: float
     by_action: dict[str, ActionShare]
     line: float
     copied: float | None

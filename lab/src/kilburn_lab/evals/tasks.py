@@ -23,7 +23,7 @@ from pathlib import Path
 
 import msgspec
 
-from kilburn.demo.library import Library, lines_of
+from kilburn.demo.library import Library, read_lines
 from kilburn.errors import SpecError
 
 KINDS = ("rename", "values", "calls", "failures")
@@ -130,7 +130,7 @@ class Workshop:
 
     def do(self, command: Command) -> str:
         """The output of a command."""
-        lines_of.cache_clear()
+        read_lines.cache_clear()
         if command.verb == "read":
             return self._library.read(command.path, max(1, command.line - LINES // 2), LINES)
         if command.verb == "search":
@@ -138,14 +138,14 @@ class Workshop:
                 f"{path.relative_to(self.root).as_posix()} {number}: {line}"
                 for path in sorted(self.root.rglob("*.*"))
                 if path.is_file() and path.name != "check.py"
-                for number, line in enumerate(lines_of(path), start=1)
+                for number, line in enumerate(read_lines(path), start=1)
                 if re.search(command.text, line)
             ]
             return "\n".join(found) or "nothing found"
         if command.verb == "check":
             return self.check()[1]
         path = self.root / command.path
-        lines = lines_of(path) if path.exists() else ()
+        lines = read_lines(path) if path.exists() else ()
         kept = [*lines, *[""] * (command.line - len(lines))]
         kept[command.line - 1] = command.text
         path.write_text("\n".join(kept) + "\n", encoding="utf-8")

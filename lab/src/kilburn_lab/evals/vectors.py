@@ -24,7 +24,7 @@ from kilburn.errors import MissingExtra, SpecError
 from kilburn.kernel.resolve import resolve
 from kilburn.opening import Store
 from kilburn.retrieval import Embedder
-from kilburn.search.scan import Scan, pack, size_of
+from kilburn.search.scan import Scan, pack, vector_bytes
 from kilburn.search.vectors import checked
 from kilburn.wire.recording import read_as
 from kilburn_lab.compression import Codec, codec_for, codecs
@@ -270,7 +270,7 @@ def _scanned(originals: Array, queries: Array, truth: list[set[int]]) -> VectorR
     return VectorRow(
         count=len(originals),
         codec=SCAN,
-        bytes=size_of(originals.shape[1]) + originals.shape[1] // 8,
+        bytes=vector_bytes(originals.shape[1]) + originals.shape[1] // 8,
         alone=recall,
         rescored=recall,
         ms=1000 * float(np.median(times)),

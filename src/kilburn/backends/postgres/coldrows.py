@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from kilburn.backends.chilling import MIN_ROW_BYTES, SETTING, Coming, Lying, OpenPlace, Returning, required
 from kilburn.backends.codec import COLD, PLAIN, ZSTD, parted, unpack
 from kilburn.backends.postgres.statements import Row, Statements
-from kilburn.backends.records import seal_of
+from kilburn.backends.records import compute_seal
 from kilburn.errors import StoreCorrupt
 from kilburn.page import searchable_words
 
@@ -38,7 +38,7 @@ class PostgresColdRows:
         row = self._statements.row(select, self._tenant, SETTING.encode())
         if row is None:
             return None
-        if row[1] != seal_of("setting", self._tenant, SETTING.encode(), row[0]):
+        if row[1] != compute_seal("setting", self._tenant, SETTING.encode(), row[0]):
             raise StoreCorrupt(f"the setting {SETTING!r} is not what was written", advice="`kilburn cold set` it again")
         return self._opened.of(row[0].decode())
 

@@ -57,7 +57,7 @@ class BoundedConnection(psycopg.Connection[Row]):
     """Seconds for which nothing may come while an answer is waited for."""
     answers: Callable[[], bool] = staticmethod(lambda: True)
     """Whether the server says anything to who comes anew."""
-    used = 0.0
+    last_used = 0.0
     """When it was used last."""
     lost = 0
     """How many others were lost when it was made."""
@@ -107,7 +107,7 @@ class BoundedConnection(psycopg.Connection[Row]):
 
 Connection = BoundedConnection
 
-MOST = 1000
+MAX_CONNECTIONS = 1000
 """That many a URL may say."""
 
 ROLE = "kilburn_rows"
@@ -129,17 +129,17 @@ RESTS = 2.0
 """Seconds in which nobody waits again for a server that was just waited for in vain. A request takes several transactions: it
 waits once, and not in each of them."""
 
-TRIES = 8
+MAX_ATTEMPTS = 8
 """How often a transaction is done that others were in the way of."""
 
 # A server that is gone without a word is noticed after some ten seconds, not after hours.
 ALIVE = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3, "tcp_user_timeout": 10_000}
 
-_SINGLE = ""
+_BEGIN_SINGLE = ""
 """A statement that comes alone is a transaction by itself, with what was set right before it."""
-_READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+_BEGIN_READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 # Whether it may write is for the database's owner to say.
-_WRITE = "BEGIN ISOLATION LEVEL READ COMMITTED"
+_BEGIN_WRITE = "BEGIN ISOLATION LEVEL READ COMMITTED"
 # A plan that was made while a table was small is kept: by its indexes it stays right when the table has grown, and never reads
 # the rows of others. The checks of foreign keys are planned so too.
 # Before PostgreSQL 18 a plan that reads a whole table nevertheless is taken for so dear that it is compiled first.
@@ -155,11 +155,11 @@ _BOUNDED = f"{_SETTINGS}, set_config('transaction_timeout', %s, true)"
 BOUNDS = 170000
 """The first PostgreSQL that ends a transaction of which nothing is heard in the middle of a pipeline."""
 
-AGAIN = (errors.DeadlockDetected, errors.SerializationFailure, errors.ForeignKeyViolation)
+RETRYABLE = (errors.DeadlockDetected, errors.SerializationFailure, errors.ForeignKeyViolation)
 """Another transaction was in the way: the whole is done again. A foreign key is violated when another has just removed a text
 that this one found."""
 
-GONE = (
+UNAVAILABLE = (
     errors.AdminShutdown,
     errors.CrashShutdown,
     errors.CannotConnectNow,
@@ -180,8 +180,8 @@ def split_connections(url: str) -> tuple[str, int]:
     if not mark or not ours:
         return url, CONNECTIONS
     number = ours[-1].partition("=")[2]
-    if not number.isdecimal() or not 1 <= int(number) <= MOST:
-        raise SpecError(f"connections={number[:20]!r}", advice=f"give a number from 1 to {MOST}")
+    if not number.isdecimal() or not 1 <= int(number) <= MAX_CONNECTIONS:
+        raise SpecError(f"connections={number[:20]!r}", advice=f"give a number from 1 to {MAX_CONNECTIONS}")
     rest = "&".join(part for part in query.split("&") if not part.startswith("connections="))
     return f"{address}?{rest}" if rest else address, int(number)
 
@@ -366,14 +366,14 @@ class _Pool:
             except psycopg.Error as error:
                 log.info("a connection is given up: %s", error)
                 connection.close()
-        connection.used = time.monotonic()
+        connection.last_used = time.monotonic()
         with self._lock:
             if connection.closed or connection.lost != self._lost:
                 connection.close()
             else:
                 self._free.append(connection)
             # The one that was used last is used next; the others may not be needed any more.
-            while self._free and connection.used - self._free[0].used > IDLE:
+            while self._free and connection.last_used - self._free[0].last_used > IDLE:
                 self._free.pop(0).close()
 
     def renew(self) -> None:
@@ -431,7 +431,7 @@ class _Lasting(threading.local):
 
     joined: list[tuple[int, tuple[int, bytes] | None]]
     on = False
-    done = False
+    is_flushed = False
 
 
 class Database:
@@ -504,7 +504,7 @@ class Database:
         """
         joined = self.joined
         if joined is None:
-            return self._transact(doing, do, _READ, long=long)
+            return self._transact(doing, do, _BEGIN_READ, long=long)
         with translate_errors(self.shown, doing):
             if not self._is_snapshot:
                 with joined.statements as statements:
@@ -524,7 +524,7 @@ class Database:
         """The rows of one query. It needs no snapshot but its own."""
         if self.joined is not None:
             return self.read(doing, lambda statements: statements.rows(sql, *values))
-        return self._transact(doing, lambda statements: statements.send(sql, *values), _SINGLE).fetchall()
+        return self._transact(doing, lambda statements: statements.send(sql, *values), _BEGIN_SINGLE).fetchall()
 
     def write(
         self,
@@ -542,7 +542,7 @@ class Database:
         """
         joined = self.joined
         if joined is None:
-            return self._transact(doing, do, _SINGLE if single else _WRITE, settled, writes=True)
+            return self._transact(doing, do, _BEGIN_SINGLE if single else _BEGIN_WRITE, settled, writes=True)
         if self._is_snapshot:
             raise StoreReadOnly(f"{doing} {self.shown}: a snapshot is only read", advice="write after it")
         with translate_errors(self.shown, doing):
@@ -566,8 +566,10 @@ class Database:
             steps: its caller does other things in between. long: its statements take as long as they take.
         """
         statements = connection.statements
-        wait, longest, silent = (f"{round(seconds * 1000)}ms" for seconds in (self._patience, self._longest, self._silent))
-        values = ROLE, str(self.tenant), wait, "0" if long else longest, "on" if self._durable else "off", silent
+        wait, statement_timeout, silent = (
+            f"{round(seconds * 1000)}ms" for seconds in (self._patience, self._longest, self._silent)
+        )
+        values = ROLE, str(self.tenant), wait, "0" if long else statement_timeout, "on" if self._durable else "off", silent
         if long:
             connection.silence = LONG
         if begin:
@@ -588,7 +590,7 @@ class Database:
         writes: bool = False,
     ) -> T:
         lost = False
-        for attempt in range(TRIES):
+        for attempt in range(MAX_ATTEMPTS):
             connected = is_sent = False
             try:
                 with self.connection(doing) as connection, connection.statements as statements:
@@ -596,14 +598,14 @@ class Database:
                     self._begin(connection, begin, long=long)
                     result = do(statements)
                     is_sent = writes
-                    if begin is _READ:
+                    if begin is _BEGIN_READ:
                         statements.end_reading()
                     elif begin:
                         statements.send("COMMIT")
                 return result
             except StoreError as error:
                 cause = error.__cause__
-                if isinstance(cause, AGAIN) and attempt + 1 < TRIES:
+                if isinstance(cause, RETRYABLE) and attempt + 1 < MAX_ATTEMPTS:
                     time.sleep(0.002 * attempt)
                 elif isinstance(error, StoreUnavailable) and connected and (is_sent or not lost):
                     # A connection is lost, and maybe the reply to a commit. Others may hang as this one did.
@@ -627,7 +629,7 @@ class Database:
         """
         try:
             if settled is not None:
-                return self._transact(doing, settled, _WRITE, writes=True)
+                return self._transact(doing, settled, _BEGIN_WRITE, writes=True)
         except StoreError as second:
             log.info("%s", second)
         problem = f"{error.what}; whether it was written is not known"
@@ -657,7 +659,7 @@ class Database:
             self._pool.renew()
         connection = ending.enter_context(self.connection("reading"))
         ending.enter_context(connection.statements)
-        self._begin(connection, _READ, steps=True)
+        self._begin(connection, _BEGIN_READ, steps=True)
         self._joined.connection = connection
 
     @contextmanager
@@ -675,7 +677,7 @@ class Database:
         try:
             with self.connection("writing") as connection:
                 with connection.statements:
-                    self._begin(connection, _WRITE, steps=True)
+                    self._begin(connection, _BEGIN_WRITE, steps=True)
                 self._joined.connection = connection
                 try:
                     yield
@@ -686,7 +688,7 @@ class Database:
                 finally:
                     self._joined.connection = None
         except StoreError as error:
-            if isinstance(error.__cause__, AGAIN):
+            if isinstance(error.__cause__, RETRYABLE):
                 raise StoreStale(error.what, advice="do it again") from error.__cause__
             if is_sent and isinstance(error, StoreUnavailable):
                 problem = f"{error.what}; whether it was written is not known"
@@ -700,7 +702,7 @@ class Database:
             statements.send("SELECT set_config('synchronous_commit', 'on', true), pg_logical_emit_message(true, 'kilburn', '')")
             return statements.row(sql, *values) if sql else None
 
-        return self._transact("syncing", wait, _WRITE, writes=True)
+        return self._transact("syncing", wait, _BEGIN_WRITE, writes=True)
 
 
 @contextmanager
@@ -726,14 +728,14 @@ _PATIENT = {
 
 @contextmanager
 def patient(connection: Connection, *, snapshot: bool = False, silence: float = LONG) -> Iterator[None]:
-    """A transaction that waits for a lock for some time, and works for as long as it takes.
+    """Open a transaction that waits for a lock for some time, and works for as long as it takes.
 
     Args:
         snapshot: whether all statements see the database as the first one does.
         silence: seconds for which the server may say nothing.
     """
     connection.execute(_PATIENT[snapshot])
-    before, connection.silence = connection.silence, silence
+    previous_silence, connection.silence = connection.silence, silence
     try:
         yield
         connection.execute("COMMIT")
@@ -742,7 +744,7 @@ def patient(connection: Connection, *, snapshot: bool = False, silence: float = 
             # Where it is done, or the connection lost, nothing happens.
             with suppress(psycopg.Error):
                 connection.rollback()
-        connection.silence = before
+        connection.silence = previous_silence
 
 
 def translate_errors(place: str, doing: str) -> AbstractContextManager[None]:
@@ -793,7 +795,7 @@ _CLASSES: Mapping[type[psycopg.Error] | tuple[type[psycopg.Error], ...], tuple[t
         "this database is not in UTF-8: make one by createdb --encoding=UTF8 --template=template0",
     ),
     errors.FeatureNotSupported: (StoreVersion, "use PostgreSQL 15 or newer"),
-    GONE: (StoreUnavailable, "the server was stopped or is starting; try again"),
+    UNAVAILABLE: (StoreUnavailable, "the server was stopped or is starting; try again"),
     (errors.UndefinedTable, errors.UndefinedColumn, errors.UndefinedFunction, errors.InvalidSchemaName): (
         StoreCorrupt,
         "the schema kilburn is not whole; restore it from a backup",
@@ -806,9 +808,9 @@ FULL = ("too many", "remaining connection slots", "no more connections allowed",
 
 
 def _translate(error: psycopg.Error, problem: str) -> StoreError:
-    for kinds, (made, advice) in _CLASSES.items():
+    for kinds, (error_class, advice) in _CLASSES.items():
         if isinstance(error, kinds):
-            return made(problem, advice=advice)
+            return error_class(problem, advice=advice)
     if isinstance(error, psycopg.OperationalError) and (error.sqlstate is None or error.sqlstate.startswith(("08", "57"))):
         advice = "check that the server runs and can be reached from here, and what the URL says"
         if "password authentication failed" in str(error) or "no password supplied" in str(error):

@@ -23,25 +23,28 @@ _OLD = (
 )
 
 
+PATIENCE = 5.0
+"""Seconds to wait for a connection, or for another gateway."""
+
+
 class PostgresTurnstile:
     """Counts in a database, for gateways on any number of machines. Its store must have been opened for writing before.
 
     Args:
         url: see `kilburn.backends.postgres.store.Postgres`.
-        patience: seconds to wait for a connection, or for another gateway.
     """
 
-    def __init__(self, url: str, patience: float = 5.0) -> None:
+    def __init__(self, url: str) -> None:
         # The store's connections: a program has as many as its URL says, whatever it does with them.
         _, connections = split_connections(url)
-        self._db = Database(checked_url(url), patience=patience, durable=False, connections=connections)
+        self._db = Database(checked_url(url), patience=PATIENCE, durable=False, connections=connections)
         self._gateway, self._tidied = secrets.token_bytes(8), -IDLE
 
-    def count(self, asked: Sequence[Sequence[Demand]], held: Mapping[bytes, int]) -> list[Ruling]:
+    def count(self, requests: Sequence[Sequence[Demand]], answering: Mapping[bytes, int]) -> list[Ruling]:
         """See `Turnstile`."""
-        rows = [(request, place, *demand) for request, demands in enumerate(asked) for place, demand in enumerate(demands)]
+        rows = [(request, place, *demand) for request, demands in enumerate(requests) for place, demand in enumerate(demands)]
         columns = [list(column) for column in zip(*rows, strict=True)] if rows else [[], [], [], [], []]
-        values = (self._gateway, LEASE, list(held), list(held.values()), *columns)
+        values = (self._gateway, LEASE, list(answering), list(answering.values()), *columns)
 
         tidies = time.monotonic() >= self._tidied + IDLE
         if tidies:
@@ -56,7 +59,7 @@ class PostgresTurnstile:
         # What it answers is read when all was sent: it is one round trip.
         answer = self._db.write("counting", do, single=True)
         rulings = {request: Ruling(refused, wait) for request, refused, wait in answer.fetchall()}
-        return [rulings.get(request, Ruling()) for request in range(len(asked))]
+        return [rulings.get(request, Ruling()) for request in range(len(requests))]
 
     def close(self) -> None:
         """See `Turnstile`."""

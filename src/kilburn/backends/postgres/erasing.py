@@ -30,7 +30,7 @@ from kilburn.errors import StoreBusy, StoreError, StoreReadOnly
 WORDS = ("content", "page", "event", "posting", "history", "segment", "vector", "cold_object")
 """The tables that hold what somebody said, or what was made from it."""
 
-LARGEST = 1 << 30
+MAX_REWRITE_BYTES = 1 << 30
 """Bytes of these tables together: larger ones are not written anew while others wait, but by `kilburn postgres wipe`."""
 
 PAUSE = 0.02
@@ -38,11 +38,13 @@ PAUSE = 0.02
 
 _FLAG = "SELECT number, xid::text FROM kilburn.erasure WHERE tenant = %s"
 
-_NOW = "SELECT pg_current_xact_id()::text"
+_SELECT_XID = "SELECT pg_current_xact_id()::text"
 
 _WIPED = "SELECT before > %s::xid8 FROM kilburn.wiped"
 
-_BEFORE = "SELECT first::text, greatest(first, %s::xid8)::text FROM (SELECT pg_snapshot_xmin(pg_current_snapshot())) AS n(first)"
+_SELECT_OLDEST_XID = (
+    "SELECT first::text, greatest(first, %s::xid8)::text FROM (SELECT pg_snapshot_xmin(pg_current_snapshot())) AS n(first)"
+)
 """The first transaction that may still go on, so that all before it have ended; and the later one of this and another."""
 
 # A transaction keeps rows that were deleted after it began, also where it only writes and reads nothing at the moment. Vacuuming
@@ -80,23 +82,23 @@ SELECT pg_class.oid::regclass::text FROM unnest(%s::text[]) WITH ORDINALITY AS o
 _FILES = "SELECT name, pg_relation_filenode(name::regclass) FROM unnest(%s::text[]) AS own(name)"
 
 
-def wipe(database: Database, patience: float, *, largest: int = LARGEST) -> None:
+def wipe(database: Database, patience: float, *, largest: int = MAX_REWRITE_BYTES) -> None:
     """Remove the bytes of what this tenant has erased from the server's files, if there are any. After an error the store still
     knows that they are to be removed.
 
     Args:
         patience: seconds to wait for others that use the tables, or older rows.
-        largest: bytes of the tables that are written anew at most. With more than `LARGEST` they are, whatever this tenant has
-            erased: nobody sees what others have.
+        largest: maximum size in bytes of the tables that are rewritten. With more than `MAX_REWRITE_BYTES` they are rewritten
+            whatever this tenant has erased, because nobody sees what others have erased.
 
     Raises:
         StoreReadOnly: the user of the URL may not vacuum a table; the advice says what has to be granted.
         StoreBusy: others use the tables, or older rows. StoreError: the tables are larger; the server did not do it.
     """
     flagged = database.read("erasing", lambda statements: statements.row(_FLAG, database.tenant))
-    if flagged is None and largest <= LARGEST:
+    if flagged is None and largest <= MAX_REWRITE_BYTES:
         return
-    number, xid = flagged or (0, database.write("erasing", lambda statements: statements.rows(_NOW))[0][0])
+    number, xid = flagged or (0, database.write("erasing", lambda statements: statements.rows(_SELECT_XID))[0][0])
     graphs = database.read("erasing", lambda statements: halves.indexed(statements, database.tenant))
     if graphs:
         database.write("erasing", lambda statements: halves.leave(statements, database.tenant))
@@ -182,8 +184,8 @@ class _Vacuum:
             if errors.LockNotAvailable.sqlstate in warnings:
                 self.wait("others use the tables")
             elif warnings and option != "FULL":
-                what = f"the server warns of a vacuum: {'; '.join(map(str, warnings.values()))}"
-                raise StoreError(what, advice="see the server's log")
+                problem = f"the server warns of a vacuum: {'; '.join(map(str, warnings.values()))}"
+                raise StoreError(problem, advice="see the server's log")
             else:
                 return
 
@@ -201,7 +203,7 @@ def _rewrite(connection: Connection, vacuum: _Vacuum, tables: Sequence[sql.Ident
         "SELECT sum(pg_total_relation_size(to_regclass(name))) FROM unnest(%s::text[]) AS own(name)", (names,)
     ).fetchall()
     full = size <= largest
-    ((before, last),) = connection.execute(_BEFORE, (xid,)).fetchall()
+    ((first_running, last),) = connection.execute(_SELECT_OLDEST_XID, (xid,)).fetchall()
     while full and not _is_wiped(connection, xid) and connection.execute(_READERS, (last,)).fetchall() != [(False,)]:
         vacuum.wait("a transaction that began before still reads it")
     for table in tables:
@@ -214,7 +216,7 @@ def _rewrite(connection: Connection, vacuum: _Vacuum, tables: Sequence[sql.Ident
         raise StoreError(f"the server has not written {', '.join(unchanged)} anew", advice="see the server's log")
     if not full:
         raise StoreError(f"the tables have {size:,} bytes", advice="run `kilburn postgres wipe` when few use them")
-    connection.execute("UPDATE kilburn.wiped SET before = greatest(before, %s::xid8)", (before,))
+    connection.execute("UPDATE kilburn.wiped SET before = greatest(before, %s::xid8)", (first_running,))
 
 
 def _is_wiped(connection: Connection, xid: str) -> bool:
@@ -234,7 +236,7 @@ def _new_log(connection: Connection) -> None:
 
 # At the first checkpoint after a file of the log is full, the server removes it, or keeps it for use again, and writes over it
 # when the log comes there. Between two checkpoints, and in files for use again, there is `max_wal_size` each.
-_HELD = """
+_SELECT_ERASURE_STATE = """
 SELECT (SELECT count(*) FROM kilburn.erasure WHERE tenant = %s AND xid >= (SELECT before FROM kilburn.wiped)),
     NOT (has_function_privilege(session_user, 'pg_switch_wal()', 'EXECUTE')
         AND pg_has_role(session_user, 'pg_checkpoint', 'USAGE')),
@@ -256,7 +258,9 @@ def held(statements: Statements, tenant: int, hindrance: StoreError | None = Non
     Args:
         hindrance: why the tables were not written anew, as far as this program knows.
     """
-    ((waits, fixed, retained, size, user, timeout, archived, replicas, slots, logged),) = statements.rows(_HELD, tenant)
+    ((waits, fixed, retained, size, user, timeout, archived, replicas, slots, logged),) = statements.rows(
+        _SELECT_ERASURE_STATE, tenant
+    )
     files = "files of the server, until `kilburn postgres wipe` has written the tables anew"
     if hindrance is not None:
         files = f"files of the server: {hindrance.what} ({hindrance.advice})"

@@ -20,7 +20,7 @@ from collections.abc import Collection, Sequence
 from kilburn.backends.postgres.connection import ROLE, Connection, Database, connected, patient
 from kilburn.backends.postgres.schema import MAINTAINS
 from kilburn.backends.postgres.statements import Statements
-from kilburn.backends.ranked import ranges_of
+from kilburn.backends.ranked import entry_ranges
 from kilburn.errors import MissingExtra
 from kilburn.retrieval import EXACT
 
@@ -34,13 +34,13 @@ log = logging.getLogger("kilburn")
 OLDEST = (0, 8)
 """The first pgvector whose index goes on until it has found enough."""
 
-LONGEST = 3800
+MAX_DIMENSIONS = 3800
 """Numbers of a vector that is kept as halves: a row must fit a page."""
 
 BAND = 0.0011
 """Two products of vectors of length 1 in float16 can be further apart by so much than they are."""
 
-SPARE = 64
+EXTRA_CANDIDATES = 64
 """Candidates beyond those that are wanted."""
 
 LOOK = 200
@@ -49,7 +49,7 @@ LOOK = 200
 WIDEN = 8
 """So many times more, where those do not do."""
 
-LATE = 2000
+MAX_UNINDEXED = 2000
 """Vectors that came after an index was built, before they are taken into it."""
 
 STEP = 500
@@ -61,7 +61,7 @@ MEMORY = 512 << 20
 BUILDING = 6 * 3600.0
 """Seconds that this may take."""
 
-_FOUND = (
+_SELECT_EXTENSION = (
     "SELECT (SELECT nspname FROM pg_extension JOIN pg_namespace ON pg_namespace.oid = extnamespace WHERE extname = 'vector'),"
     " coalesce((SELECT extversion FROM pg_extension WHERE extname = 'vector'),"
     " (SELECT default_version FROM pg_available_extensions WHERE name = 'vector'), '0'),"
@@ -168,14 +168,14 @@ _BY_INDEX = sql.SQL(
 )
 _AMONG = sql.SQL("WHERE entry >> 32 = ANY(%s::bigint[])")
 
-Found = tuple[int, bytes, bytes]
+VectorRow = tuple[int, bytes, bytes]
 """Entry, stored bytes and seal of a vector."""
 
 
 def add_halves(connection: Connection) -> str:
     """Let the database keep vectors as halves too, where pgvector is; returns the schema that this is in, or "" without it."""
-    schema, version, there = _look(connection)
-    if there:
+    schema, version, has_halves = _look(connection)
+    if has_halves:
         return schema
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
         if version != "0":
@@ -190,9 +190,9 @@ def add_halves(connection: Connection) -> str:
             # Of two programs that do this, one waits here.
             connection.execute("SELECT number FROM kilburn.version FOR UPDATE")
             connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
-            schema, _, there = _look(connection)
-            if not there:
-                connection.execute(_HALVES.format(s=sql.Identifier(schema), longest=sql.Literal(LONGEST + 4)))
+            schema, _, has_halves = _look(connection)
+            if not has_halves:
+                connection.execute(_HALVES.format(s=sql.Identifier(schema), longest=sql.Literal(MAX_DIMENSIONS + 4)))
     except (errors.InsufficientPrivilege, errors.FeatureNotSupported, errors.UndefinedFile, errors.LockNotAvailable) as error:
         log.info("vectors are looked through in the program's memory: %s", error.diag.message_primary)
         return ""
@@ -200,14 +200,14 @@ def add_halves(connection: Connection) -> str:
 
 
 def _look(connection: Connection) -> tuple[str, str, bool]:
-    ((schema, version, there),) = connection.execute(_FOUND).fetchall()
-    return schema or "", version, there
+    ((schema, version, has_halves),) = connection.execute(_SELECT_EXTENSION).fetchall()
+    return schema or "", version, has_halves
 
 
-def found_halves(connection: Connection) -> str:
+def read_schema(connection: Connection) -> str:
     """The schema of pgvector, where the database keeps vectors as halves; "" otherwise."""
-    schema, _, there = _look(connection)
-    return schema if there else ""
+    schema, _, has_halves = _look(connection)
+    return schema if has_halves else ""
 
 
 class HalfVectors:
@@ -220,7 +220,7 @@ class HalfVectors:
     def __init__(self, statements: Statements, tenant: int, place: str) -> None:
         self._statements, self._tenant, self._place = statements, tenant, sql.Identifier(place)
 
-    def near(self, name: bytes, vector: Sequence[float], limit: int, segments: Collection[int] | None) -> list[Found] | None:
+    def near(self, name: bytes, vector: Sequence[float], limit: int, segments: Collection[int] | None) -> list[VectorRow] | None:
         """Vectors among which the nearest are; None where this cannot be said here."""
         row = self._statements.row(_ABOUT, self._tenant, name)
         if row is None:
@@ -246,43 +246,43 @@ class HalfVectors:
         return bool(passages > EXACT)
 
     def _exact(
-        self, embedder: int, vector: list[float], limit: int, segments: Collection[int] | None, after: int = 0
-    ) -> list[Found]:
-        """Those of a look through all of these segments, or through all that came after a number."""
+        self, embedder: int, vector: list[float], limit: int, segments: Collection[int] | None, after_id: int = 0
+    ) -> list[VectorRow]:
+        """Compare all vectors of these segments, or all with an id greater than `after_id`."""
         embedder_key = self._tenant, embedder
         values: tuple[object, ...]
         if segments is None:
-            text, values = _OF_ALL, (*embedder_key, after)
-        elif after:
-            text, values = _OF_LATE, (*embedder_key, after, list(segments))
+            text, values = _OF_ALL, (*embedder_key, after_id)
+        elif after_id:
+            text, values = _OF_LATE, (*embedder_key, after_id, list(segments))
         else:
-            ranges = ranges_of(sorted(segments))
+            ranges = entry_ranges(sorted(segments))
             text, values = _OF_RANGES, ([low for low, _ in ranges], [high for _, high in ranges], *embedder_key)
         select = _EXACT.format(s=self._place, these=sql.SQL(text))
         self._statements.send(_SETTINGS, "on", "40")
-        row_limit = limit + SPARE
+        row_limit = limit + EXTRA_CANDIDATES
         while True:
             rows = self._statements.rows(select, vector, *values, row_limit, *embedder_key)
             if len(rows) < row_limit or rows[-1][-1] - rows[limit - 1][-1] > BAND:
                 return [(entry, data, seal) for entry, data, seal, _ in rows]
             row_limit *= WIDEN
 
-    def _by_index(self, embedder: int, vector: list[float], limit: int, segments: Collection[int] | None) -> list[Found]:
-        embedder_key, row_limit = (self._tenant, embedder), limit + SPARE
+    def _by_index(self, embedder: int, vector: list[float], limit: int, segments: Collection[int] | None) -> list[VectorRow]:
+        embedder_key, row_limit = (self._tenant, embedder), limit + EXTRA_CANDIDATES
         near = near_table(*embedder_key)
         select = _BY_INDEX.format(
             s=self._place,
             near=near,
             these=sql.SQL("") if segments is None else _AMONG,
-            half=half_of(*embedder_key, len(vector), self._place),
+            half=indexed_expression(*embedder_key, len(vector), self._place),
         )
         last = self._statements.send(sql.SQL("SELECT coalesce(max(id), 0) FROM {near}").format(near=near))
         self._statements.send(_SETTINGS, "off", str(min(1000, max(LOOK, row_limit))))
         rows = self._statements.rows(select, *(() if segments is None else (list(segments),)), vector, row_limit, *embedder_key)
-        ((after,),) = last.fetchall()
-        return [*rows, *self._exact(embedder, vector, limit, segments, after)]
+        ((last_id,),) = last.fetchall()
+        return [*rows, *self._exact(embedder, vector, limit, segments, last_id)]
 
-    def of(self, name: bytes, entries: Sequence[int]) -> list[Found]:
+    def of(self, name: bytes, entries: Sequence[int]) -> list[VectorRow]:
         """The vectors of these entries."""
         select = (
             "SELECT own.* FROM kilburn.embedder CROSS JOIN unnest(%s::bigint[]) AS wanted(entry) CROSS JOIN LATERAL"
@@ -297,8 +297,8 @@ def near_table(tenant: int, embedder: int) -> sql.Identifier:
     return sql.Identifier("kilburn", f"near_{tenant}_{embedder}")
 
 
-def half_of(tenant: int, embedder: int, size: int, place: sql.Identifier) -> sql.Composed:
-    """What an index of so many numbers is of."""
+def indexed_expression(tenant: int, embedder: int, size: int, place: sql.Identifier) -> sql.Composed:
+    """Return the expression that an index of vectors with `size` numbers is built on."""
     numbers = {"tenant": sql.Literal(tenant), "embedder": sql.Literal(embedder), "size": sql.Literal(size)}
     return _HALF.format(s=place, **numbers)
 
@@ -351,7 +351,9 @@ def tend(database: Database, place: str, above: int) -> list[str]:
         if (database.tenant, embedder) in built:
             if late := _take_late(database, embedder, vector_count):
                 actions.append(f"took {late:,} vectors into an index")
-        elif vector_count > above and size - 4 <= LONGEST and (count := _build(database, embedder, size - 4, place, above)):
+        elif (
+            vector_count > above and size - 4 <= MAX_DIMENSIONS and (count := _build(database, embedder, size - 4, place, above))
+        ):
             database.write("indexing", lambda statements: leave(statements, database.tenant))
             actions.append(f"built an index of {count:,} vectors")
     return actions
@@ -379,7 +381,7 @@ def _fill(database: Database) -> int:
 
 
 def _take_late(database: Database, embedder: int, vector_count: int) -> int:
-    """Take vectors that came since into an index, if they are many; returns how many."""
+    """Add vectors that are not in the index yet to it, if there are many of them, and return their number."""
     near = near_table(database.tenant, embedder)
     last = sql.SQL("SELECT coalesce(max(id), 0) FROM {near}").format(near=near)
     # Whoever forgets one of them waits, and then finds its number.
@@ -387,9 +389,9 @@ def _take_late(database: Database, embedder: int, vector_count: int) -> int:
         "INSERT INTO {near} SELECT id, entry FROM kilburn.vector WHERE tenant = %s AND embedder = %s AND id > ({last})"
         " ORDER BY id LIMIT %s FOR SHARE OF vector RETURNING id"
     ).format(near=near, last=last)
-    ((after,),) = database.read("reading", lambda statements: statements.rows(last))
+    ((last_id,),) = database.read("reading", lambda statements: statements.rows(last))
     count = 0
-    if vector_count - after < LATE:
+    if vector_count - last_id < MAX_UNINDEXED:
         return 0
     while True:
         rows = database.write("indexing", lambda statements: statements.rows(insert, database.tenant, embedder, STEP))
@@ -420,7 +422,7 @@ def _build(database: Database, embedder: int, size: int, place: str, above: int)
         numbers = {"tenant": sql.Literal(embedder_key[0]), "embedder": sql.Literal(embedder)}
         names = {"near": near_table(*embedder_key), "index": sql.Identifier(f"{name}_half")}
         whole = sql.Identifier("kilburn", f"{name}_half")
-        half = half_of(*embedder_key, size, schema)
+        half = indexed_expression(*embedder_key, size, schema)
         connection.execute(_INDEX.format(s=schema, role=role, whole=whole, half=half, **names, **numbers))
         if connection.info.server_version >= MAINTAINS:
             connection.execute(sql.SQL("GRANT MAINTAIN ON {near} TO {role}").format(near=names["near"], role=role))

@@ -29,11 +29,11 @@ from kilburn.backends.findings import (
 )
 from kilburn.backends.postgres.coldrows import PostgresColdRows, searchable_in
 from kilburn.backends.postgres.connection import Connection
-from kilburn.backends.postgres.postings import BITS, entries_in, words_of
+from kilburn.backends.postgres.postings import BITS, entries_in, word_keys
 from kilburn.backends.postgres.statements import Row, Statements
 from kilburn.backends.postgres.writing import SEALS, SEGMENT
 from kilburn.backends.ranked import PLACES
-from kilburn.backends.records import UNREADABLE, event_of, seal_of
+from kilburn.backends.records import UNREADABLE, compute_seal, decode_event
 from kilburn.backends.sealed import PageRows, SegmentRow
 from kilburn.errors import MissingExtra, SpecError, StoreError
 from kilburn.event import Act
@@ -90,7 +90,7 @@ class Inspection:
 
     def __init__(self, statements: Statements, tenant: int, cold: PostgresColdRows) -> None:
         self._statements, self._tenant, self._cold = statements, tenant, cold
-        self._words = IndexedWords(words_of)
+        self._words = IndexedWords(word_keys)
         self._cited: set[citations.Citation] = set()
 
     def findings(self) -> list[Finding]:
@@ -144,7 +144,7 @@ class Inspection:
 
     def _segments(self, segments: list[SegmentRow]) -> Iterator[Finding]:
         segments += [
-            SEALS.segment_of(row) for row in self._own(f"SELECT {SEGMENT} FROM kilburn.segment WHERE tenant = %s ORDER BY id")
+            SEALS.parse_segment(row) for row in self._own(f"SELECT {SEGMENT} FROM kilburn.segment WHERE tenant = %s ORDER BY id")
         ]
         yield from wrong_segments(segments)
         counted = self._own("SELECT segments FROM kilburn.counter WHERE tenant = %s")
@@ -187,7 +187,7 @@ class Inspection:
             " WHERE tenant = %s AND segment = %s AND id > %s ORDER BY id LIMIT %s"
         )
         return [
-            (number, SEALS.page_of(segment.number, number, record, seal), SEALS.state_of(segment.number, number, *state))
+            (number, SEALS.parse_page(segment.number, number, record, seal), SEALS.parse_state(segment.number, number, *state))
             for number, record, seal, *state in self._after(select, segment.number)
         ]
 
@@ -231,13 +231,13 @@ class Inspection:
         expected, noted, unread = set[tuple[int, int]](), list[tuple[int, bytes]](), set[int]()
         for number, _, body, _ in self._events(segment):
             try:
-                event = event_of(body)
+                event = decode_event(body)
             except UNREADABLE:
                 unread.add(number)
                 continue
             admitted = {page: pages_by_id[page] for page in event.pages if page in pages_by_id} if event.act is Act.ADMIT else {}
-            expected.update((node, number) for node in mentions.mentions_of(event, admitted))
-            noted += histories.replies_of([event])
+            expected.update((node, number) for node in mentions.event_nodes(event, admitted))
+            noted += histories.reply_rows([event])
         stored_mentions = set(
             self._own("SELECT node, event FROM kilburn.mention WHERE tenant = %s AND segment = %s", segment.number)
         )
@@ -332,7 +332,7 @@ class Inspection:
             name, last = stored_name.decode("utf-8", "replace"), 0
             for number, entry, data, seal, has_passage in self._after(select, embedder):
                 last = number
-                if not has_passage or len(data) != size or seal != seal_of("vector", self._tenant, name, entry, data):
+                if not has_passage or len(data) != size or seal != compute_seal("vector", self._tenant, name, entry, data):
                     problem = f"vector {number} of {name!r} is not what was written, or its passage is not there"
                     yield Finding(kind="vector", what=problem, derived=True, segment=entry >> 32)
             if last > count:

@@ -32,10 +32,10 @@ class StoredKeys:
         StoreError: the database cannot be reached, or read.
     """
 
-    def __init__(self, url: str, patience: float = 5.0) -> None:
+    def __init__(self, url: str) -> None:
         _, connections = split_connections(url)
         url = self._url = checked_url(url)
-        self._db = Database(url, patience=patience, durable=True, connections=connections)
+        self._db = Database(url, patience=5.0, durable=True, connections=connections)
         try:
             with connected(url, "reading keys") as connection:
                 schema.prepare_schema(connection, self._db.shown)
@@ -76,12 +76,12 @@ class StoredKeys:
 
     @contextmanager
     def changing(self) -> Iterator[dict[str, bytes]]:
-        """All keys by their names; what is another one when the block ends is written. Whoever changes keys meanwhile waits."""
+        """Yield all keys by name, and write those that differ when the block ends. Other writers of keys wait meanwhile."""
         with self._db.together():
-            last, known = self._db.write("changing keys", self._locked)
-            bodies = dict(known)
+            last, stored_bodies = self._db.write("changing keys", self._locked)
+            bodies = dict(stored_bodies)
             yield bodies
-            changed = [(name, body) for name, body in bodies.items() if known.get(name) != body]
+            changed = [(name, body) for name, body in bodies.items() if stored_bodies.get(name) != body]
 
             def write(statements: Statements) -> None:
                 for number, (name, body) in enumerate(changed, last + 1):

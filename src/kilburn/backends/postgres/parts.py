@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kilburn.backend import Digests, Finding, HistoryOwner, Moved, Vector, check_name, root_of
+from kilburn.backend import Digests, Finding, HistoryOwner, Moved, Vector, check_name, root_name
 from kilburn.backends.chilling import Chilling, required
-from kilburn.backends.codec import key_of, sound_passages
+from kilburn.backends.codec import digest_bytes, sound_passages
 from kilburn.backends.durable import READ_ROWS, IndexView
 from kilburn.backends.findings import cold_findings
 from kilburn.backends.postgres import halves, writing
@@ -17,8 +17,8 @@ from kilburn.backends.postgres.erasing import held
 from kilburn.backends.postgres.inspection import Inspection, orphans
 from kilburn.backends.postgres.postings import Postings
 from kilburn.backends.postgres.statements import Row, Statements
-from kilburn.backends.ranked import PLACES, Extents, number_of
-from kilburn.backends.records import seal_of
+from kilburn.backends.ranked import PLACES, Extents, passage_number
+from kilburn.backends.records import compute_seal
 from kilburn.backends.sealed import ADVICE, SegmentRow
 from kilburn.errors import StoreCorrupt, StoreError
 from kilburn.page import Span
@@ -111,7 +111,7 @@ class PostgresContents(Chilling):
 
     def texts(self, digests: Iterable[str]) -> dict[str, str]:
         """See `ContentStore`."""
-        keys = {digest: key_of(digest) for digest in digests}
+        keys = {digest: digest_bytes(digest) for digest in digests}
         if not keys:
             return {}
         select = "SELECT size, codec, data, digest FROM kilburn.content WHERE tenant = %s AND digest = ANY(%s::bytea[])"
@@ -251,14 +251,14 @@ class PostgresVectors(_Part):
             rows_by_page.update({(segment, page): tuple(row) for segment, page, *row in rows})
             return waits
 
-        def text_of(segment: int, page: int) -> str:
+        def read_text(segment: int, page: int) -> str:
             row = rows_by_page.get((segment, page))
             text = None if row is None else searchable_in(row[:4], row[4:], self._store._chilling.text_at)
             if text is None:
                 raise StoreCorrupt(f"the content of page {page} is missing", advice=ADVICE)
             return text
 
-        return sound_passages(limit, waiting, text_of, damaged if damaged is not None else {})
+        return sound_passages(limit, waiting, read_text, damaged if damaged is not None else {})
 
     def add(self, embedder: str, rows: Sequence[tuple[int, bytes]]) -> None:
         """See `VectorIndex`."""
@@ -385,14 +385,14 @@ class PostgresVectors(_Part):
         return row[0] if row is not None else 0
 
     def _seal(self, name: str, entry: int, data: bytes) -> bytes:
-        return seal_of("vector", self._number, name, entry, data)
+        return compute_seal("vector", self._number, name, entry, data)
 
     def _advance(self, statements: Statements, embedder: int, segment: int) -> None:
         """Note how many of a segment's first passages do not wait any more."""
         among = _WAITING.format(among=" AND segment.id = %s")
         waits = statements.row(among, embedder, PLACES, embedder, 1, self._number, segment, 1)
         if waits is not None:
-            passages_done = number_of(waits[0])
+            passages_done = passage_number(waits[0])
         else:
             select = "SELECT passages FROM kilburn.segment WHERE tenant = %s AND id = %s"
             ((passages_done,),) = statements.rows(select, self._number, segment)
@@ -405,7 +405,7 @@ class PostgresVectors(_Part):
     def _half_vectors(self, statements: Statements) -> halves.HalfVectors:
         return halves.HalfVectors(statements, self._number, self._store._halves)
 
-    def _whole_vectors(self, embedder: str, rows: Iterable[halves.Found]) -> list[tuple[int, bytes]]:
+    def _whole_vectors(self, embedder: str, rows: Iterable[halves.VectorRow]) -> list[tuple[int, bytes]]:
         return [(entry, data) for entry, data, seal in rows if seal == self._seal(embedder, entry, data)]
 
 
@@ -418,7 +418,7 @@ class PostgresSettings(_Part):
         return {
             name.decode(): value.decode()
             for name, value, seal in self._store._ask(select, self._number)
-            if seal == seal_of("setting", self._number, name, value)
+            if seal == compute_seal("setting", self._number, name, value)
         }
 
     def put(self, name: str, value: str | None) -> None:
@@ -434,36 +434,36 @@ class PostgresSettings(_Part):
             if stored_value is None:
                 statements.send("DELETE FROM kilburn.setting WHERE tenant = %s AND name = %s", self._number, key)
             else:
-                statements.send(insert, self._number, key, stored_value, seal_of("setting", self._number, key, stored_value))
+                statements.send(insert, self._number, key, stored_value, compute_seal("setting", self._number, key, stored_value))
 
         self._db.write("writing", do)
 
     def replace(self, name: str, expected: str | None, value: str | None) -> bool:
         """See `SettingStore`."""
         self._store._check_writes()
-        key, seal = name.encode(), b"" if value is None else seal_of("setting", self._number, name.encode(), value.encode())
+        key, seal = name.encode(), b"" if value is None else compute_seal("setting", self._number, name.encode(), value.encode())
 
         def do(statements: Statements) -> bool:
-            own = self._number, key
+            setting_key = self._number, key
             if expected is None and value is None:
                 row = statements.row(
-                    "SELECT 1 WHERE NOT EXISTS(SELECT FROM kilburn.setting WHERE tenant = %s AND name = %s)", *own
+                    "SELECT 1 WHERE NOT EXISTS(SELECT FROM kilburn.setting WHERE tenant = %s AND name = %s)", *setting_key
                 )
             elif expected is None:
                 insert = (
                     "INSERT INTO kilburn.setting(tenant, name, value, seal) VALUES(%s, %s, %s, %s)"
                     " ON CONFLICT DO NOTHING RETURNING 1"
                 )
-                row = statements.row(insert, *own, (value or "").encode(), seal)
+                row = statements.row(insert, *setting_key, (value or "").encode(), seal)
             elif value is None:
                 delete = "DELETE FROM kilburn.setting WHERE tenant = %s AND name = %s AND value = %s RETURNING 1"
-                row = statements.row(delete, *own, expected.encode())
+                row = statements.row(delete, *setting_key, expected.encode())
             else:
                 # Who waits here for another's transaction looks again at what that has written.
                 update = (
                     "UPDATE kilburn.setting SET value = %s, seal = %s WHERE tenant = %s AND name = %s AND value = %s RETURNING 1"
                 )
-                row = statements.row(update, value.encode(), seal, *own, expected.encode())
+                row = statements.row(update, value.encode(), seal, *setting_key, expected.encode())
             return row is not None
 
         return self._db.write("writing", do)
@@ -480,16 +480,16 @@ class PostgresHistories(_Part):
             " AND NOT EXISTS(SELECT FROM kilburn.page WHERE tenant = %s AND segment = %s AND content IS NULL)"
             " AND (%s = 0 OR EXISTS(SELECT FROM kilburn.history WHERE tenant = %s AND segment = %s AND message = %s AND is_last))"
         )
-        own = self._number, segment
+        segment_key = self._number, segment
 
         def do(statements: Statements) -> bool:
             # Who writes to the session waits; its next write is not this one's concern.
             select = "SELECT 1 FROM kilburn.segment WHERE tenant = %s AND id = %s FOR UPDATE"
-            segment_row = statements.send(select, *own)
-            answer = statements.send(fits, page, *own, *own, digests.offset, *own, digests.offset)
+            segment_row = statements.send(select, *segment_key)
+            answer = statements.send(fits, page, *segment_key, *segment_key, digests.offset, *segment_key, digests.offset)
             if segment_row.fetchone() is None or answer.fetchone() is None:
                 return False
-            writing.put_history(statements, *own, digests, page)
+            writing.put_history(statements, *segment_key, digests, page)
             return len(digests.added) + digests.offset > 0
 
         return self._db.write("writing", do)
@@ -520,7 +520,7 @@ class PostgresHistories(_Part):
         )
         names = [name.encode() for name in (root, f"{root}~", f"{root}~:", f"{root}/b", f"{root}/b:", user)]
         candidates = [name.decode() for (name,) in self._store._ask(select, self._number, *names, limit)]
-        return [name for name in candidates if root_of(name) == root]
+        return [name for name in candidates if root_name(name) == root]
 
 
 def findings_in(store: Postgres) -> list[Finding]:

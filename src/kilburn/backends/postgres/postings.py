@@ -1,7 +1,7 @@
 """The text index of a tenant in PostgreSQL. It ranks as SQLite's does.
 
 The passages of a segment lie in blocks of `BLOCK`, in the order of their entries. A row says for a word which passages of a
-block have it: two bytes each, see `low_of`. So a word that is said again makes no new row, and nothing new in the table's index.
+block have it: two bytes each, see `encode_low`. So a word that occurs again adds no row, and no entry to the table's index.
 Who writes to a block holds its segment's row.
 
 Words are split and stemmed by SQLite's tokenizers: PostgreSQL's own would find other passages.
@@ -18,10 +18,10 @@ import apsw
 
 from kilburn.backends.passages import passages
 from kilburn.backends.postgres.statements import Sender, Statements
-from kilburn.backends.ranked import CLASSES, DEPTH, ROWS, RankedIndex, entry_of, length_class
+from kilburn.backends.ranked import CLASSES, DEPTH, ROWS, RankedIndex, length_class, make_entry
 from kilburn.page import Span
 
-LONGEST = 64
+MAX_WORD_BYTES = 64
 """Bytes of a word as it is stored; of a longer one, its digest is."""
 
 BLOCK = 256
@@ -33,7 +33,7 @@ BITS = (BLOCK * CLASSES - 1).bit_length()
 STRETCH = 32
 """Blocks that are looked through first, where words have to be together in one passage; then twice as many, and so on."""
 
-FEW = 12
+BYTES_PER_LOOKUP = 12
 """Where so many times fewer entries are looked for than there are bytes in a row, they are looked for one by one."""
 
 AHEAD = 1 << 15
@@ -88,26 +88,26 @@ _TAKE_RANGE = _TAKE.format(
 _tokenizers = RankedIndex(apsw.Connection(":memory:"))
 
 
-def key_of(word: str) -> bytes:
-    """A stem as it is stored."""
+def stored_word(word: str) -> bytes:
+    """Return the stored form of a stem."""
     data = word.encode("utf-8", "replace")
     # No word has a NUL.
-    return data if len(data) <= LONGEST else b"\0" + blake2b(data, digest_size=32).digest()
+    return data if len(data) <= MAX_WORD_BYTES else b"\0" + blake2b(data, digest_size=32).digest()
 
 
-def words_of(text: str) -> list[bytes]:
-    """The words, as stored, by which a passage with this text is found."""
-    return sorted(key_of(stem) for stem in _tokenizers.stems(text))
+def word_keys(text: str) -> list[bytes]:
+    """Return the stored words by which a passage with this text is found."""
+    return sorted(stored_word(stem) for stem in _tokenizers.stems(text))
 
 
 Entry = tuple[int, int, int, int, list[bytes]]
 """Number, page, start and stop of a passage, and its words."""
 
 
-def entries_of(segment: int, passage_count: int, page: int, text: str) -> list[Entry]:
-    """The passages of a page's text, in reading order; its segment has made `used` before."""
+def page_entries(segment: int, passage_count: int, page: int, text: str) -> list[Entry]:
+    """Return the passages of a page's text in reading order, numbered from `passage_count`."""
     return [
-        (entry_of(segment, number, length_class(stop - start)), page, start, stop, words_of(text[start:stop]))
+        (make_entry(segment, number, length_class(stop - start)), page, start, stop, word_keys(text[start:stop]))
         for number, (start, stop) in enumerate(passages(text), passage_count)
     ]
 
@@ -125,14 +125,14 @@ def add(statements: Sender, tenant: int, entries: Sequence[Entry]) -> None:
         statements.send(_ADD, tenant, *_columns(pairs))
 
 
-def low_of(entry: int) -> bytes:
-    """The number of an entry within its block, as it is stored: the high bits, and the low seven with a mark, so that two bytes
-    are found only where a number begins. The order of the bytes is that of the numbers."""
+def encode_low(entry: int) -> bytes:
+    """Encode the number of an entry within its block: the high bits, then the low seven bits with a mark, so that a search for
+    two bytes matches only where a number begins. The order of the bytes is that of the numbers."""
     low = entry & (1 << BITS) - 1
     return bytes((low >> 7, 128 | low & 127))
 
 
-_LOWS = {int.from_bytes(low_of(low), sys.byteorder): low for low in range(1 << BITS)}
+_LOWS = {int.from_bytes(encode_low(low), sys.byteorder): low for low in range(1 << BITS)}
 
 
 def entries_in(block: int, lows: bytes) -> list[int]:
@@ -147,13 +147,13 @@ def _columns(pairs: Iterable[tuple[bytes, int]]) -> tuple[list[bytes], list[int]
     for word, entry in pairs:
         rows.setdefault((word, entry >> BITS), []).append(entry)
     keys = sorted(rows)
-    lows = [b"".join(map(low_of, sorted(rows[key]))) for key in keys]
+    lows = [b"".join(map(encode_low, sorted(rows[key]))) for key in keys]
     return [word for word, _ in keys], [block for _, block in keys], lows
 
 
 def remove(statements: Statements, tenant: int, ranges: Sequence[tuple[int, int, str | None]]) -> None:
-    """Take pages' passages out again, with their words and vectors; given as first entry, last entry and the page's text. Where
-    that cannot be read, its words are looked for among all of the tenant's."""
+    """Remove the passages of pages, with their words and vectors, given as first entry, last entry and the page's text. If the
+    text cannot be read, its words are searched among all words of the tenant."""
     spans = [
         statements.rows(
             "SELECT id, start, stop FROM kilburn.passage WHERE tenant = %s AND id BETWEEN %s AND %s", tenant, first, last
@@ -165,10 +165,10 @@ def remove(statements: Statements, tenant: int, ranges: Sequence[tuple[int, int,
         for passage_rows, (_, _, text) in zip(spans, ranges, strict=True)
         if text is not None
         for number, start, stop in passage_rows
-        for word in words_of(text[start:stop])
+        for word in word_keys(text[start:stop])
     ]
-    words, blocks, taken = _columns(pairs)
-    statements.send(_TAKE_WORDS, words, blocks, taken, tenant)
+    words, blocks, low_bytes = _columns(pairs)
+    statements.send(_TAKE_WORDS, words, blocks, low_bytes, tenant)
     statements.send(
         "DELETE FROM kilburn.posting USING unnest(%s::bytea[], %s::bigint[]) AS gone(word, block)"
         " WHERE tenant = %s AND posting.word = gone.word AND posting.block = gone.block AND lows = ''",
@@ -210,7 +210,7 @@ class Postings(RankedIndex):
 
     def _key(self, word: str) -> bytes:
         """A word of a query as it is stored."""
-        return key_of(self.stem_of(word))
+        return stored_word(self.query_stem(word))
 
     def _having(self, word: str, ranges: Sequence[tuple[int, int]], depth: int, among: Sequence[str] = ()) -> list[int]:
         """See `RankedIndex`."""
@@ -237,13 +237,13 @@ class Postings(RankedIndex):
             for entry in {
                 entry for whole_word in whole_words for row in self._rows[whole_word].items() for entry in entries_in(*row)
             }:
-                blocks.setdefault(entry >> BITS, {})[entry] = low_of(entry)
+                blocks.setdefault(entry >> BITS, {})[entry] = encode_low(entry)
         if word not in self._whole:
             self._read(word, blocks.keys() - self._blocks)
         rows, hits = self._rows[word], list[int]()
         for block, lows in blocks.items():
             lows_in_block = rows.get(block)
-            if lows_in_block is not None and len(lows) * FEW < len(lows_in_block):
+            if lows_in_block is not None and len(lows) * BYTES_PER_LOOKUP < len(lows_in_block):
                 hits += [entry for entry, low in lows.items() if low in lows_in_block]
             elif lows_in_block is not None:
                 hits += lows.keys() & entries_in(block, lows_in_block)
@@ -312,10 +312,10 @@ class Postings(RankedIndex):
                 return
             first, stretch = max(blocks) + 1, 2 * stretch
 
-    def newest(self, every: str, some: str, segment: int, limit: int) -> list[int]:
-        """The newest entries of a segment that have every one of these words, and one of the others if there are any."""
+    def newest(self, every: str, any_of: str, segment: int, limit: int) -> list[int]:
+        """Return the newest entries of a segment that have all words of `every`, and one of `any_of` unless it is empty."""
         words = [self._key(word) for word in self.terms(every)]
-        any_words = [self._key(word) for word in self.terms(some)] if some else []
+        any_words = [self._key(word) for word in self.terms(any_of)] if any_of else []
         if not words or limit < 1:
             return []
         return list(self._beside(words[0], words[1:], any_words, segment << 32, (segment + 1 << 32) - 1, limit))

@@ -34,7 +34,7 @@ PROGRAMS = Path("pginstall/bin")
 PATIENCE = 60
 """Seconds for each command of PostgreSQL."""
 
-LONGEST = 90
+MAX_PATH_CHARS = 90
 """Characters of the path of a socket's folder."""
 
 
@@ -73,7 +73,7 @@ class OwnServer:
         Raises:
             SpecError: the folder cannot be used. StoreUnavailable: it does not start.
         """
-        if len(str(self.folder)) > LONGEST:
+        if len(str(self.folder)) > MAX_PATH_CHARS:
             raise SpecError(f"the path {self.folder} is too long for a socket", advice="give a folder with a shorter one")
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self._user is not None:

@@ -288,14 +288,14 @@ class Statements:
         assert answer.result is not None
         return answer.result
 
-    def _receive(self, wanted: ServerAnswer | None = None) -> None:
+    def _receive(self, awaited: ServerAnswer | None = None) -> None:
         """Send what is held back, and take answers up to one of them, or all up to the end of the pipeline."""
         pgconn = self.connection.pgconn
         while pgconn.flush():
             # A server that waits until its answers are read takes nothing more.
             if self._wait(select.POLLIN | select.POLLOUT) & select.POLLIN:
                 pgconn.consume_input()
-        while wanted is None or wanted.result is None:
+        while awaited is None or awaited.result is None:
             while pgconn.is_busy():
                 self._wait(select.POLLIN)
                 pgconn.consume_input()
@@ -316,14 +316,14 @@ class Statements:
             if self._error is None:
                 self._error = errors.error_from_result(result)
 
-    def _wait(self, wanted: int) -> int:
+    def _wait(self, events: int) -> int:
         """Wait until the connection can be read or written.
 
         Raises:
             psycopg.OperationalError: nothing comes for too long; the connection is given up.
         """
         poll, silent = select.poll(), 0.0
-        poll.register(self.connection.pgconn.socket, wanted)
+        poll.register(self.connection.pgconn.socket, events)
         try:
             while True:
                 longer = self.connection.longer(silent)

@@ -44,8 +44,8 @@ from kilburn.backends.postgres.parts import (
 )
 from kilburn.backends.postgres.statements import Row, Statements
 from kilburn.backends.postgres.writing import SEALS, SEGMENT, Writing
-from kilburn.backends.records import UNREADABLE, page_of, seal_of
-from kilburn.backends.sealed import ADVICE, SegmentRow, shown, state_of
+from kilburn.backends.records import UNREADABLE, compute_seal, decode_page
+from kilburn.backends.sealed import ADVICE, SegmentRow, make_state, shown
 from kilburn.errors import StoreCorrupt, StoreError, StoreReadOnly, StoreStale, StoreUnavailable
 from kilburn.event import Act, Event
 from kilburn.page import Page
@@ -62,11 +62,11 @@ _UNDER = (
     " AS own ORDER BY id"
 )
 _ALL = f"SELECT {SEGMENT} FROM kilburn.segment WHERE tenant = %s ORDER BY id"
-_SOME = (
+_SELECT_SEGMENTS = (
     "SELECT own.* FROM unnest(%s::bigint[]) AS wanted(id) CROSS JOIN LATERAL"
     f" (SELECT {SEGMENT} FROM kilburn.segment WHERE tenant = %s AND segment.id = wanted.id OFFSET 0) AS own"
 )
-_NAMED = f"SELECT {SEGMENT} FROM kilburn.segment WHERE tenant = %s AND name = %s"
+_SELECT_BY_NAME = f"SELECT {SEGMENT} FROM kilburn.segment WHERE tenant = %s AND name = %s"
 _LAST = "SELECT seal FROM kilburn.event WHERE tenant = %s AND segment = %s AND number = %s"
 
 
@@ -128,7 +128,7 @@ class Postgres(DurableBackend):
                 schema.check_server(connection, self.path)
                 if schema.schema_number(connection, self.path) == 0:
                     raise StoreError(f"there is no store in {self.path}", advice="`kilburn chat` or `kilburn copy` makes one")
-                self._halves = halves.found_halves(connection)
+                self._halves = halves.read_schema(connection)
             else:
                 schema.prepare_schema(connection, self.path)
                 self._halves = halves.add_halves(connection)
@@ -144,16 +144,16 @@ class Postgres(DurableBackend):
         """The segment of that name, made at `time` where there is none and `create` is set, of this kind and for this user."""
         if user:
             check_name(user, "user")
-        rows = self._ask(_NAMED, self._number, name.encode("utf-8", "surrogatepass"))
-        row = SEALS.segment_of(rows[0]) if rows else None
+        rows = self._ask(_SELECT_BY_NAME, self._number, name.encode("utf-8", "surrogatepass"))
+        row = SEALS.parse_segment(rows[0]) if rows else None
         if row is None and create:
             self._check_writes()
             row = self._db.write("writing", partial(self._make, name=name, time=time, kind=kind, user=user))
         return row.whole().info if row is not None else None
 
     def _named(self, statements: Statements, name: str) -> SegmentRow | None:
-        row = statements.row(_NAMED, self._number, name.encode("utf-8", "surrogatepass"))
-        return SEALS.segment_of(row) if row is not None else None
+        row = statements.row(_SELECT_BY_NAME, self._number, name.encode("utf-8", "surrogatepass"))
+        return SEALS.parse_segment(row) if row is not None else None
 
     def _make(self, statements: Statements, name: str, time: float, kind: SegmentKind, user: str) -> SegmentRow | None:
         writing.create(statements, self._number, check_storable(name), time, kind, user)
@@ -199,7 +199,7 @@ class Postgres(DurableBackend):
     def _segments(self, statements: Statements) -> list[SegmentRow]:
         reads = self._reads or SnapshotReads()
         if not reads.has_all_segments:
-            rows = [SEALS.segment_of(row) for row in statements.rows(_ALL, self._number)]
+            rows = [SEALS.parse_segment(row) for row in statements.rows(_ALL, self._number)]
             reads.segments, reads.has_all_segments = {row.number: row for row in rows}, True
         return list(reads.segments.values())
 
@@ -207,8 +207,8 @@ class Postgres(DurableBackend):
         reads, requested = self._reads or SnapshotReads(), set(numbers)
         unread = requested - reads.segments.keys() if not reads.has_all_segments else ()
         missing = [number for number in unread if number in NUMBERS]
-        rows = statements.rows(_SOME, missing, self._number) if missing else []
-        reads.segments.update((row[0], SEALS.segment_of(row)) for row in rows)
+        rows = statements.rows(_SELECT_SEGMENTS, missing, self._number) if missing else []
+        reads.segments.update((row[0], SEALS.parse_segment(row)) for row in rows)
         return {number: reads.segments[number] for number in requested if number in reads.segments}
 
     def segments(self, under: str = "") -> list[SegmentInfo]:
@@ -218,7 +218,7 @@ class Postgres(DurableBackend):
         # In the order of bytes, "0" comes right behind "/".
         low, high = f"{under}/".encode(), f"{under}0".encode()
         rows = self._db.read("reading", lambda statements: statements.rows(_UNDER, self._number, low, high))
-        return [SEALS.segment_of(row).info for row in rows]
+        return [SEALS.parse_segment(row).info for row in rows]
 
     def scope(self, kinds: Collection[SegmentKind], user: str | None = None) -> Scope:
         """See `Backend`."""
@@ -270,7 +270,7 @@ class Postgres(DurableBackend):
             # It may be undone yet.
             self._db.lasting.joined.append((segment, last))
             return
-        self._db.lasting.done = self._db.lasting.on
+        self._db.lasting.is_flushed = self._db.lasting.on
         if self._db.lasting.on:
             self._unsynced.pop(segment, None)
         elif last is not None and not self._durable:
@@ -285,17 +285,20 @@ class Postgres(DurableBackend):
         """All pages of a segment with their states: p1, p2, ..., then f1, f2, ..."""
 
         def do(statements: Statements) -> list[tuple[Page, State]]:
-            of, rows = statements.send(_SOME, [segment], self._number), statements.send(_OF_SEGMENT, self._number, segment)
+            of, rows = (
+                statements.send(_SELECT_SEGMENTS, [segment], self._number),
+                statements.send(_OF_SEGMENT, self._number, segment),
+            )
             row = of.fetchone()
             if row is None:
                 return []
-            return SEALS.pages_of(
-                SEALS.segment_of(row).whole(),
+            return SEALS.parse_pages(
+                SEALS.parse_segment(row).whole(),
                 (
                     (
                         number,
-                        SEALS.page_of(number_of_segment, number, record, seal),
-                        SEALS.state_of(number_of_segment, number, *state),
+                        SEALS.parse_page(number_of_segment, number, record, seal),
+                        SEALS.parse_state(number_of_segment, number, *state),
                     )
                     for number_of_segment, number, record, seal, *state in rows.fetchall()
                 ),
@@ -327,7 +330,7 @@ class Postgres(DurableBackend):
         """Single pages with their states; what does not exist is left out."""
         pages = {}
         for key, (segment, number, record, seal, *values) in self._rows(keys).items():
-            page, state = SEALS.page_of(segment, number, record, seal), SEALS.state_of(segment, number, *values)
+            page, state = SEALS.parse_page(segment, number, record, seal), SEALS.parse_state(segment, number, *values)
             if isinstance(page, str) or isinstance(state, str):
                 wrong = page if isinstance(page, str) else state
                 raise StoreCorrupt(f"{shown(number)} of session {segment}: {wrong}", advice=ADVICE)
@@ -338,7 +341,7 @@ class Postgres(DurableBackend):
         """See `Backend`."""
         try:
             return {
-                key: (page_of(record), state_of(place, pinned, importance, valid_until))
+                key: (decode_page(record), make_state(place, pinned, importance, valid_until))
                 for key, (_, _, record, _, place, pinned, importance, valid_until, _) in self._rows(keys).items()
             }
         except UNREADABLE as error:
@@ -359,14 +362,14 @@ class Postgres(DurableBackend):
             keys = set(statements.rows(select, self._number, segment, sorted(page_ids)))
             if row.kind is not SegmentKind.SESSION or row.damaged:
                 return keys, set()
-            numbers = writing.events_of(statements, self._number, segment, mentions.source_nodes(page_ids))
+            numbers = writing.events_with_nodes(statements, self._number, segment, mentions.source_nodes(page_ids))
             events = writing.read_events(statements, self._number, row, [number for number in numbers if number <= row.head])
             return keys, mentions.made_by(events, page_ids)
 
-        found, derived = self._db.read("reading", do)
+        citing_keys, derived = self._db.read("reading", do)
         rows = self.read([(segment, page) for page in sorted(derived)])
-        found.update(key for key, (page, _) in rows.items() if page.digest and not page_ids.isdisjoint(page.sources))
-        return sorted(found)
+        citing_keys.update(key for key, (page, _) in rows.items() if page.digest and not page_ids.isdisjoint(page.sources))
+        return sorted(citing_keys)
 
     def calls(self, segment: int, among: Iterable[str] | None = None) -> dict[str, int]:
         """The calls of a segment by their ids, with the ids of their pages: all, or those with these ids."""
@@ -388,7 +391,7 @@ class Postgres(DurableBackend):
         return [page for (page,) in self._ask(select, self._number, segment)]
 
     def checkpoint(self, segment: int, until: int | None = None) -> tuple[int, bytes] | None:
-        """The newest checkpoint of a segment, at event `until` or before it, with the number of its last event."""
+        """Return the newest checkpoint of a segment at or before event `until`, with the number of its last event."""
         select = (
             "SELECT head, size, codec, data, seal FROM kilburn.checkpoint WHERE tenant = %s AND segment = %s AND head <= %s"
             " ORDER BY head DESC LIMIT 1"
@@ -400,17 +403,17 @@ class Postgres(DurableBackend):
                 return None
             return statements.row(select, self._number, segment, row.head if until is None else min(until, row.head))
 
-        found = self._db.read("reading", do)
-        if found is None or found[-1] != seal_of("checkpoint", segment, *found[:-1]):
+        checkpoint_row = self._db.read("reading", do)
+        if checkpoint_row is None or checkpoint_row[-1] != compute_seal("checkpoint", segment, *checkpoint_row[:-1]):
             return None
-        head, size, codec, data, _ = found
+        head, size, codec, data, _ = checkpoint_row
         return head, inflate(codec, data, size, b"")
 
     def _read_events(self, segment: int, after: int, act: Act | None, limit: int) -> list[Event]:
         return self._db.read("reading", partial(self._events, segment=segment, after=after, act=act, limit=limit))
 
     def _events(self, statements: Statements, segment: int, after: int, act: Act | None, limit: int) -> list[Event]:
-        of = statements.send(_SOME, [segment], self._number)
+        of = statements.send(_SELECT_SEGMENTS, [segment], self._number)
         where = "tenant = %s AND segment = %s AND number > %s"
         if act is not None:
             # Of notes there is an index.
@@ -422,7 +425,7 @@ class Postgres(DurableBackend):
         row = of.fetchone()
         if row is None:
             return []
-        segment_row = SEALS.segment_of(row).whole()
+        segment_row = SEALS.parse_segment(row).whole()
         events = [SEALS.whole_event(segment_row, *event_row) for event_row in rows if event_row[0] <= segment_row.head]
         if act is None:
             for number, event in enumerate(events, after + 1):
@@ -441,7 +444,7 @@ class Postgres(DurableBackend):
             row = self._stored(statements, segment)
             if row is None or not page_ids:
                 return []
-            numbers = writing.events_of(statements, self._number, segment, mentions.nodes_of(page_ids))
+            numbers = writing.events_with_nodes(statements, self._number, segment, mentions.page_nodes(page_ids))
             return writing.read_events(statements, self._number, row, [number for number in numbers if number <= row.head])
 
         return [event for event in self._db.read("reading", do) if _names(event, page_ids)]
@@ -554,7 +557,7 @@ class Postgres(DurableBackend):
         """See `Backend`."""
         if self._durable or self.readonly:
             return
-        is_flushed, self._db.lasting.done = self._db.lasting.done, False
+        is_flushed, self._db.lasting.is_flushed = self._db.lasting.is_flushed, False
         last = self._unsynced.get(segment) if segment is not None else None
         if segment is None or last is None:
             if not is_flushed:

@@ -13,18 +13,18 @@ from typing import Any
 from kilburn.backend import Batch, Digests, SegmentKind, State
 from kilburn.backends import citations, histories, mentions
 from kilburn.backends.chilling import OpenPlace
-from kilburn.backends.codec import encode_text, key_of, pack
+from kilburn.backends.codec import digest_bytes, encode_text, pack
 from kilburn.backends.postgres import postings
 from kilburn.backends.postgres.coldrows import ROW, PostgresColdRows, searchable_in
 from kilburn.backends.postgres.erasing import flag
 from kilburn.backends.postgres.statements import Merged, Row, Sender, ServerAnswer, Statements
-from kilburn.backends.records import Memo, Quotations, concerns, record_of_page, scrub, seal_of, telling_words
+from kilburn.backends.records import Memo, Quotations, compute_seal, concerns, record_of_page, scrub, telling_words
 from kilburn.backends.sealed import ADVICE, Seals, SegmentRow, seal_of_segment
-from kilburn.backends.transaction import sealed_event, stand_of
+from kilburn.backends.transaction import encode_state, sealed_event
 from kilburn.errors import StoreCorrupt, StoreError, StoreStale
 from kilburn.event import Event
 from kilburn.message import Kind
-from kilburn.page import Page, Place, address_of, searchable, tombstone_of
+from kilburn.page import Page, Place, address_of, make_tombstone, searchable
 
 SEALS = Seals()
 
@@ -37,7 +37,7 @@ MARKS = 8
 COUNTERS = "used, head, pages, tokens, passages, characters"
 
 SEGMENT = f"id, tenant, name, created, 0, convert_to(kind, 'UTF8'), owner, seal, {COUNTERS}, counters_seal"
-"""The columns of a segment as `Seals.segment_of` takes them."""
+"""The columns of a segment as `Seals.parse_segment` takes them."""
 
 # Each is looked up by itself, in the order in which it is given. Before PostgreSQL 17, and without statistics of the table,
 # "id = ANY" would read all segments of the tenant.
@@ -70,7 +70,7 @@ _PAGES = (
     " LEFT JOIN kilburn.content AS own ON own.tenant = page.tenant AND own.digest = page.extra"
     " WHERE page.tenant = %s AND page.segment = %s AND page.id = ANY(%s::bigint[])"
 )
-_KNOWN = "SELECT id FROM kilburn.page WHERE tenant = %s AND segment = %s AND id = ANY(%s::bigint[])"
+_SELECT_PAGE_IDS = "SELECT id FROM kilburn.page WHERE tenant = %s AND segment = %s AND id = ANY(%s::bigint[])"
 _TEXTS = "SELECT digest FROM kilburn.content WHERE tenant = %s AND digest = ANY(%s::bytea[])"
 
 # What is said again will be read: a text that is cold comes back.
@@ -136,12 +136,12 @@ def lock(statements: Statements, tenant: int, segments: Iterable[int], *, wait: 
 def locked(answer: ServerAnswer) -> tuple[dict[int, SegmentRow], dict[int, int]]:
     """The segments of such an answer, and their epochs."""
     rows = answer.fetchall()
-    return {row[0]: SEALS.segment_of(row[:-1]) for row in rows}, {row[0]: row[-1] for row in rows}
+    return {row[0]: SEALS.parse_segment(row[:-1]) for row in rows}, {row[0]: row[-1] for row in rows}
 
 
 def set_counters(statements: Sender, tenant: int, segment: int, counters: Sequence[float], epoch: int, writer: bytes) -> None:
     """Write a segment's counters as its write number `epoch`: time of last use, head, pages, tokens, passages, characters."""
-    statements.send(_END, *counters, seal_of("counters", segment, *counters), epoch, writer, tenant, segment)
+    statements.send(_END, *counters, compute_seal("counters", segment, *counters), epoch, writer, tenant, segment)
 
 
 def has_mark(writer: bytes, mark: bytes) -> bool:
@@ -165,7 +165,7 @@ def mark_leaving(statements: Statements, tenant: int, keys: Iterable[tuple[int, 
         going = statements.rows(_GOING, [segment for segment, _ in going], [page for _, page in going], tenant)
     cited_rows = statements.rows(_CITED, tenant, [segment for segment, _ in going], [page for _, page in going], tenant)
     marks = {
-        citations.mark_of(segment, page)
+        citations.forgotten_mark(segment, page)
         for segment, page, row, is_forgotten, _ in cited_rows
         if row is not None and not is_forgotten
     }
@@ -208,7 +208,7 @@ class Writing:
         state_pages = batch.states.keys() - added
         removed = sorted({*batch.unindex, *batch.erase})
         index_pages = sorted({page for page in batch.index if page not in added})
-        digest_keys = {digest: key_of(digest) for page in batch.pages for digest in (page.digest, page.extra) if digest}
+        digest_keys = {digest: digest_bytes(digest) for page in batch.pages for digest in (page.digest, page.extra) if digest}
         missing = [key for digest, key in digest_keys.items() if digest not in batch.texts]
         # All questions go out together.
         rows = lock(
@@ -217,7 +217,7 @@ class Writing:
         sources = [segment_number for segment_number, _ in cited], [page for _, page in cited]
         cited_answer = send(_CITED, self._tenant, *sources, self._tenant) if cited else None
         citer = send(_UNCITED, *self._own, list(batch.erase), segment) if batch.erase and not batch.copied else None
-        known_answer = send(_KNOWN, *self._own, sorted(state_pages)) if state_pages else None
+        known_answer = send(_SELECT_PAGE_IDS, *self._own, sorted(state_pages)) if state_pages else None
         old = send(_PAGES, *self._own, sorted({*removed, *index_pages})) if removed or index_pages else None
         texts = send(_TEXTS, self._tenant, missing) if missing else None
         digests_answer = self._ask_said(batch.digests) if batch.digests is not None else None
@@ -338,18 +338,18 @@ class Writing:
             elif old[1] is not None:
                 continue
             else:
-                text = self._text_of(number, old)
-            entries[number] = postings.entries_of(self._segment, passage_count, number, text)
+                text = self._indexed_text(number, old)
+            entries[number] = postings.page_entries(self._segment, passage_count, number, text)
             passage_count += len(entries[number])
         return entries
 
     def _text(self, digest: str) -> str:
         if digest in self._batch.texts:
             return self._batch.texts[digest]
-        (row,) = self._statements.rows(ROW, self._tenant, key_of(digest))
+        (row,) = self._statements.rows(ROW, self._tenant, digest_bytes(digest))
         return self._cold.text(row)
 
-    def _text_of(self, page: int, row: Row) -> str:
+    def _indexed_text(self, page: int, row: Row) -> str:
         """The text that a page is found by, verified.
 
         Raises:
@@ -362,7 +362,7 @@ class Writing:
 
     def _text_to_remove(self, page: int, row: Row) -> str | None:
         try:
-            return self._text_of(page, row)
+            return self._indexed_text(page, row)
         except StoreCorrupt:
             # What nobody can read any more can still be forgotten.
             return None
@@ -383,7 +383,7 @@ class Writing:
                 raise StoreError(f"page {page.id} has no text", advice="give its digest")
             page_entries: Sequence[tuple[Any, ...]] = entries.get(page.id) or [(None,)]
             call = page.call.encode() if page.kind is Kind.CALL and page.call is not None else None
-            state = stand_of(self._segment, page.id, batch.states.get(page.id) or State())
+            state = encode_state(self._segment, page.id, batch.states.get(page.id) or State())
             content, extra = (digest_keys[digest] if digest else None for digest in (page.digest, page.extra))
             record = self._sealed_record(page)
             pages.append((page.id, content, extra, call, *state, page_entries[-1][0], page_entries[0][0], *record))
@@ -391,7 +391,7 @@ class Writing:
 
     def _sealed_record(self, page: Page) -> tuple[bytes, bytes]:
         record = record_of_page(page, self._memo)
-        return record, seal_of("page", self._segment, page.id, record)
+        return record, compute_seal("page", self._segment, page.id, record)
 
     def _add_entries(self, entries: dict[int, list[postings.Entry]], added: set[int]) -> None:
         every = [entry for page_entries in entries.values() for entry in page_entries]
@@ -414,7 +414,7 @@ class Writing:
             self._statements.send(_SET_RANGES, numbers, nothing, nothing, *self._own)
 
     def _set_states(self, pages: Sequence[int]) -> None:
-        states = [(page, *stand_of(self._segment, page, self._batch.states[page])) for page in pages]
+        states = [(page, *encode_state(self._segment, page, self._batch.states[page])) for page in pages]
         self._changes.send(_SET_STATES, *(list(column) for column in zip(*states, strict=True)), *self._own)
 
     def _add_events(self) -> None:
@@ -423,10 +423,10 @@ class Writing:
         self.last = batch.events[-1].number, events[-1][-1]
         self._changes.send(_ADD_EVENTS, *self._own, *(list(column) for column in zip(*events, strict=True)))
         quoting = {page.id: page for page in batch.pages if page.sources}
-        nodes = sorted({(node, event.number) for event in batch.events for node in mentions.mentions_of(event, quoting)})
+        nodes = sorted({(node, event.number) for event in batch.events for node in mentions.event_nodes(event, quoting)})
         if nodes:
             self._changes.send(_ADD_MENTIONS, *self._own, [node for node, _ in nodes], [event for _, event in nodes])
-        if noted := histories.replies_of(batch.events):
+        if noted := histories.reply_rows(batch.events):
             self._changes.send(_ADD_REPLIES, *self._own, [at for at, _ in noted], [key for _, key in noted])
 
     def _replace_events(self) -> None:
@@ -444,7 +444,7 @@ class Writing:
             raise StoreError("an event is to be replaced that is not there", advice="give its number and its act")
 
     def _add_citations(self, kind: SegmentKind, citing: Sequence[Page]) -> None:
-        rows = {row for page in citing for row in citations.citations_of(self._segment, kind, page)}
+        rows = {row for page in citing for row in citations.page_citations(self._segment, kind, page)}
         change_citations(self._changes, _ADD_CITATIONS, self._tenant, rows)
 
     def _hold_checkpoint(self, above: tuple[int, int]) -> None:
@@ -458,7 +458,7 @@ class Writing:
     def _keep_checkpoint(self, checkpoint: bytes) -> None:
         head = self._batch.head + len(self._batch.events)
         codec, data = pack(checkpoint)
-        seal = seal_of("checkpoint", self._segment, head, len(checkpoint), codec, data)
+        seal = compute_seal("checkpoint", self._segment, head, len(checkpoint), codec, data)
         delete = "DELETE FROM kilburn.checkpoint WHERE tenant = %s AND segment = %s AND (NOT forked OR head = %s)"
         self._statements.send(delete, *self._own, head)
         insert = (
@@ -477,10 +477,10 @@ class Writing:
             page = SEALS.page(self._segment, number, record, seal)
             words.update(telling_words(page))
             contents.update(key for key in (content, extra) if key is not None)
-            cited.update(citations.citations_of(self._segment, segment_row.kind, page))
-            cited.add(citations.mark_of(self._segment, number))
-            state = stand_of(self._segment, number, State(Place.DROPPED))
-            blank.append((number, *state, *self._sealed_record(tombstone_of(page))))
+            cited.update(citations.page_citations(self._segment, segment_row.kind, page))
+            cited.add(citations.forgotten_mark(self._segment, number))
+            state = encode_state(self._segment, number, State(Place.DROPPED))
+            blank.append((number, *state, *self._sealed_record(make_tombstone(page))))
         remove_citations(self._statements, self._tenant, cited)
         if blank:
             send(
@@ -504,7 +504,7 @@ class Writing:
         flag(self._statements, self._tenant)
 
     def _blank_events(self, erased: set[int], words: set[str], segment_row: SegmentRow) -> None:
-        numbers = events_of(self._statements, *self._own, mentions.nodes_of(erased))
+        numbers = events_with_nodes(self._statements, *self._own, mentions.page_nodes(erased))
         head = segment_row.head + len(self._batch.events)
         blanked, quotations = [], Quotations(words)
         for event in read_events(self._statements, self._tenant, segment_row, [number for number in numbers if number <= head]):
@@ -536,8 +536,8 @@ def remove_unused(statements: Statements, tenant: int, contents: Sequence[bytes]
     )
 
 
-def events_of(statements: Statements, tenant: int, segment: int, nodes: list[int]) -> list[int]:
-    """The numbers of the events that have any of these nodes of `mentions`, in order."""
+def events_with_nodes(statements: Statements, tenant: int, segment: int, nodes: list[int]) -> list[int]:
+    """Return the numbers of the events with any of these nodes of `mentions`, in order."""
     select = (
         "SELECT DISTINCT event FROM kilburn.mention"
         " WHERE tenant = %s AND segment = %s AND node = ANY(%s::bigint[]) ORDER BY event"
@@ -563,25 +563,25 @@ def read_events(statements: Statements, tenant: int, segment: SegmentRow, number
 
 def put_history(statements: Sender, tenant: int, segment: int, new_digests: Digests, page: int) -> None:
     """Keep the digests of a session behind its first ones, which are kept."""
-    own, after, digests = (tenant, segment), new_digests.offset, new_digests.added
-    if not after:
-        statements.send("DELETE FROM kilburn.history WHERE tenant = %s AND segment = %s AND message > 0", *own)
+    segment_key, offset, digests = (tenant, segment), new_digests.offset, new_digests.added
+    if not offset:
+        statements.send("DELETE FROM kilburn.history WHERE tenant = %s AND segment = %s AND message > 0", *segment_key)
     elif new_digests.inherits:
         pass
     elif not digests:
         update = "UPDATE kilburn.history SET last_page = %s WHERE tenant = %s AND segment = %s AND message = %s"
-        statements.send(update, page, *own, after)
+        statements.send(update, page, *segment_key, offset)
     else:
         statements.send(
-            "UPDATE kilburn.history SET is_last = false WHERE tenant = %s AND segment = %s AND message = %s", *own, after
+            "UPDATE kilburn.history SET is_last = false WHERE tenant = %s AND segment = %s AND message = %s", *segment_key, offset
         )
     if digests:
-        places = list(range(after + 1, after + len(digests) + 1))
+        places = list(range(offset + 1, offset + len(digests) + 1))
         statements.send(
             "INSERT INTO kilburn.history(tenant, segment, message, digest, is_last, last_page, tail)"
             " SELECT %s, %s, message, digest, message = %s, %s, tail"
             " FROM unnest(%s::bigint[], %s::bytea[], %s::bytea[]) AS new(message, digest, tail)",
-            *(*own, places[-1], page, places, list(digests), list(new_digests.tails)),
+            *(*segment_key, places[-1], page, places, list(digests), list(new_digests.tails)),
         )
 
 
@@ -600,7 +600,7 @@ def create(statements: Statements, tenant: int, name: str, time: float, kind: Se
         f"INSERT INTO kilburn.segment(tenant, id, name, created, kind, owner, seal, {COUNTERS}, counters_seal, epoch, writer)"
         " VALUES(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, 0, '') ON CONFLICT DO NOTHING RETURNING id"
     )
-    counters_seal = seal_of("counters", number, *counters)
+    counters_seal = compute_seal("counters", number, *counters)
     row = statements.row(insert, tenant, number, stored_name, float(time), kind.value, owner, seal, *counters, counters_seal)
     if row is not None:
         return int(number)
@@ -637,14 +637,14 @@ def erase_segment(statements: Statements, tenant: int, segment: int, *, wipe: bo
         "DELETE FROM kilburn.embedded WHERE tenant = %s AND segment = %s",
     ):
         statements.send(statement, tenant, segment)
-    remove_citations(statements, tenant, [citations.mark_of(segment, citations.WHOLE)])
+    remove_citations(statements, tenant, [citations.forgotten_mark(segment, citations.WHOLE)])
     name, kind = f"@forgotten/{segment}".encode(), SegmentKind.FORGOTTEN.value
     seal = seal_of_segment(segment, tenant, name, 0.0, 0, kind.encode(), b"")
     counters = 0.0, 0, 0, 0, 0, 0
     statements.send(
         "UPDATE kilburn.segment SET name = %s, created = 0, kind = %s, owner = '', seal = %s, used = %s, head = %s, pages = %s,"
         " tokens = %s, passages = %s, characters = %s, counters_seal = %s, epoch = %s WHERE tenant = %s AND id = %s",
-        *(name, kind, seal, *counters, seal_of("counters", segment, *counters), epochs[segment] + 1, tenant, segment),
+        *(name, kind, seal, *counters, compute_seal("counters", segment, *counters), epochs[segment] + 1, tenant, segment),
     )
     if wipe:
         flag(statements, tenant)

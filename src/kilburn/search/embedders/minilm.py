@@ -24,8 +24,8 @@ from kilburn.native import ending, inside, keep, load
 
 _FILE = "all-MiniLM-L6-v2.kilburn-1.onnx"
 """Another graph gets another number, here and in the embedder's name."""
-_LONGEST = 256
-_LETTERS = 16_384
+_MAX_TEXT_TOKENS = 256
+_MAX_TEXT_CHARS = 16_384
 """Characters of a text that are read at most: its first 256 tokens are hardly longer."""
 _TEXTS, _TOKENS = 64, 4096
 """The largest batch, padding included: what is faster than one by one, and still takes a few megabytes."""
@@ -67,7 +67,7 @@ class Minilm:
         self._loaded: tuple[Any, Any] | None = None
 
     def embed(self, texts: Sequence[str]) -> Any:
-        """A row of length 1 for each text. Any number of threads may call it.
+        """Return a row of length 1 for each text. Any number of threads may call it.
 
         Raises:
             Unavailable: the weights are damaged, or cannot be read; or the program is ending.
@@ -80,9 +80,9 @@ class Minilm:
         session, tokenizer = self._load()
         runtime = import_module("onnxruntime")
         # What cannot be encoded (a lone surrogate in a query) is no reason to fail.
-        read = (text[:_LETTERS].encode("utf-8", "replace").decode("utf-8") for text in texts)
+        readable = (text[:_MAX_TEXT_CHARS].encode("utf-8", "replace").decode("utf-8") for text in texts)
         with inside():
-            tokens = [tokenizer.encode(text).ids for text in read]
+            tokens = [tokenizer.encode(text).ids for text in readable]
         for batch in _batches([len(ids) for ids in tokens]):
             ids = np.zeros((len(batch), len(tokens[batch[0]])), np.int64)
             mask = np.zeros(ids.shape, np.int32)
@@ -119,48 +119,50 @@ class Minilm:
         keep(session)
         tokenizer = tokenizers.Tokenizer.from_str(session.get_modelmeta().custom_metadata_map["note"])
         tokenizer.no_padding()
-        tokenizer.enable_truncation(_LONGEST)
+        tokenizer.enable_truncation(_MAX_TEXT_TOKENS)
         return session, tokenizer
 
     def _graph(self) -> bytes:
-        """The ONNX file: as it was kept, or made anew where it is missing or damaged."""
+        """Return the ONNX file: the stored one, or a new one if that is missing or damaged."""
         path = folder() / _FILE
         with suppress(OSError):
-            kept = path.read_bytes()
-            if recorded_digest(path) == (hashlib.sha256(kept).hexdigest(), len(kept)):
-                return kept
-        made = self._build()
+            stored_graph = path.read_bytes()
+            if recorded_digest(path) == (hashlib.sha256(stored_graph).hexdigest(), len(stored_graph)):
+                return stored_graph
+        graph = self._build()
         # Without room or right to keep it, it is made again next time.
         with suppress(Unavailable), locked(path):
             with write_file(path, force=True, mode=0o644) as file:
-                file.write(made)
-            record_digest(path, hashlib.sha256(made).hexdigest(), len(made))
-        return made
+                file.write(graph)
+            record_digest(path, hashlib.sha256(graph).hexdigest(), len(graph))
+        return graph
 
     def _build(self) -> bytes:
-        known = next(weights for weights in catalogue() if weights.name == "minilm")
-        if digest(self._weights) != known.sha256:
-            what = f"{self._weights} is damaged: its bytes are not those that were pulled"
-            raise Unavailable(what, advice="remove it, then: kilburn models pull minilm")
+        listed = next(weights for weights in catalogue() if weights.name == "minilm")
+        if digest(self._weights) != listed.sha256:
+            problem = f"{self._weights} is damaged: its bytes are not those that were pulled"
+            raise Unavailable(problem, advice="remove it, then: kilburn models pull minilm")
         # It imports NumPy, which this module must do without while its name is only looked up.
         bert = load("kilburn.search.bert")
         with inside():
-            tensors, tokenizer = bert.parts_of(self._weights)
+            tensors, tokenizer = bert.read_tensors(self._weights)
         whole = not _sums_exactly()
         with inside():
-            made: bytes = bert.OnnxGraph(tensors, layers=6, heads=12, longest=_LONGEST, whole=whole, text=tokenizer).bytes
-        return made
+            graph: bytes = bert.OnnxGraph(
+                tensors, layers=6, heads=12, max_tokens=_MAX_TEXT_TOKENS, whole=whole, text=tokenizer
+            ).bytes
+        return graph
 
 
 def _sums_exactly() -> bool:
     """Whether this processor adds products of int8 numbers without overflow. Some older ones, without VNNI, do not."""
     np, runtime, onnx = (load(name) for name in ("numpy", "onnxruntime", "onnx"))
     make = onnx.helper
-    left = make.make_tensor_value_info("left", onnx.TensorProto.UINT8, [8, 384])
+    operand = make.make_tensor_value_info("left", onnx.TensorProto.UINT8, [8, 384])
     product = make.make_tensor_value_info("product", onnx.TensorProto.INT32, [8, 32])
-    right = onnx.numpy_helper.from_array(np.full((384, 32), 127, np.int8), "right")
+    weights = onnx.numpy_helper.from_array(np.full((384, 32), 127, np.int8), "right")
     node = make.make_node("MatMulInteger", ["left", "right"], ["product"])
-    graph = make.make_graph([node], "probe", [left], [product], [right])
+    graph = make.make_graph([node], "probe", [operand], [product], [weights])
     model = make.make_model(graph, opset_imports=[make.make_opsetid("", 17)], ir_version=8)
     with inside():
         session = runtime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
@@ -169,11 +171,11 @@ def _sums_exactly() -> bool:
 
 
 def _batches(lengths: list[int]) -> Iterator[list[int]]:
-    """Indexes of texts that go together, longest first, so that little is padding."""
+    """Yield the indexes of texts to embed together, longest first, so that there is little padding."""
     order = sorted(range(len(lengths)), key=lambda text: -lengths[text])
     while order:
-        longest = lengths[order[0]]
-        most = max(1, min(_TEXTS, _TOKENS // longest))
-        count = sum(lengths[text] >= _NEAR * longest for text in order[:most])
+        max_length = lengths[order[0]]
+        max_texts = max(1, min(_TEXTS, _TOKENS // max_length))
+        count = sum(lengths[text] >= _NEAR * max_length for text in order[:max_texts])
         yield order[:count]
         order = order[count:]

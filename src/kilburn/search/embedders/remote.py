@@ -59,7 +59,7 @@ class Remote(SdkClient):
         self._client = self._openai(base_url, api_key)
 
     def embed(self, texts: Sequence[str]) -> Any:
-        """A row of length 1 for each text.
+        """Return a row of length 1 for each text.
 
         Raises:
             Refused, Overlong, RateLimited, Unavailable: see `kilburn.errors`.
@@ -69,17 +69,17 @@ class Remote(SdkClient):
         vectors = np.empty((len(texts), self.dimensions), np.float32)
         for start in range(0, len(texts), self._batch):
             # An empty text is refused by most endpoints, and a lone surrogate cannot be sent.
-            some = [text.encode("utf-8", "replace").decode() or " " for text in texts[start : start + self._batch]]
-            (rows,) = self._retry.stream(lambda left, some=some: self._once(some, left), self._timeout)  # type: ignore[misc]
-            vectors[start : start + len(some)] = rows
+            batch = [text.encode("utf-8", "replace").decode() or " " for text in texts[start : start + self._batch]]
+            (rows,) = self._retry.stream(lambda timeout, batch=batch: self._once(batch, timeout), self._timeout)  # type: ignore[misc]
+            vectors[start : start + len(batch)] = rows
         return vectors
 
-    def _once(self, texts: list[str], left: float | None) -> Generator[Any, None, None]:
+    def _once(self, texts: list[str], timeout: float | None) -> Generator[Any, None, None]:
         try:
-            sent = self._client.embeddings.create(model=self._model, input=texts, encoding_format="float", timeout=left)
-            rows = [(one.index, one.embedding) for one in sent.data]
+            response = self._client.embeddings.create(model=self._model, input=texts, encoding_format="float", timeout=timeout)
+            rows = [(item.index, item.embedding) for item in response.data]
         except (self._sdk.APIError, self._network_error) as error:
-            raise self._error_of(error, False) from error
+            raise self._translate_error(error, False) from error
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ModelError(f"{self.name} sent what are no embeddings: {error!r}", advice="check the base URL") from error
         yield self._checked(rows, len(texts))
@@ -89,12 +89,12 @@ class Remote(SdkClient):
         if sorted(str(index) for index, _ in rows) != sorted(map(str, range(count))):
             raise ModelError(f"{self.name} sent {len(rows)} vectors for {count} texts", advice="check the endpoint")
         try:
-            vectors = np.array([row for _, row in sorted(rows, key=lambda one: int(one[0]))], np.float64)
+            vectors = np.array([row for _, row in sorted(rows, key=lambda indexed: int(indexed[0]))], np.float64)
         except (TypeError, ValueError) as error:
             raise ModelError(f"{self.name} sent vectors that are no numbers, or of several lengths") from error
         if vectors.ndim != 2 or vectors.shape[1] != self.dimensions:
-            what = f"{self.name} sent vectors of {vectors.shape[1:]} numbers instead of {self.dimensions}"
-            raise ModelError(what, advice="give the model's own number of dimensions")
+            problem = f"{self.name} sent vectors of {vectors.shape[1:]} numbers instead of {self.dimensions}"
+            raise ModelError(problem, advice="give the model's own number of dimensions")
         with np.errstate(all="ignore"):
             lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
         if not np.isfinite(lengths).all() or not (lengths > 0).all():

@@ -58,34 +58,37 @@ class Blend:
             raise ValueError(f"{', '.join(below)}: a weight is 0 or more")
 
     def rank(self, query: Query, candidates: Sequence[Candidate]) -> list[Scored]:
-        """All candidates, best first; of equals, the newer one."""
-        best = max([one.words for one in candidates], default=0.0) or 1.0
-        own: list[tuple[float, float]] = []
+        """Return all candidates, best first; of equals, the newer one."""
+        best = max([candidate.words for candidate in candidates], default=0.0) or 1.0
+        matches: list[tuple[float, float]] = []
         # Of each segment whose pages have neighbours, what each page has itself.
         sums: dict[int, dict[int, float]] = {}
-        for one in candidates:
-            cosine = one.meaning
-            words, meaning = self.words * one.words / best, self.meaning * cosine if cosine is not None and cosine > 0 else 0.0
-            own.append((words, meaning))
-            if one.kind not in ALONE:
-                sums.setdefault(one.segment, {})[one.page.id] = words + meaning
+        for candidate in candidates:
+            cosine = candidate.meaning
+            words, meaning = (
+                self.words * candidate.words / best,
+                self.meaning * cosine if cosine is not None and cosine > 0 else 0.0,
+            )
+            matches.append((words, meaning))
+            if candidate.kind not in ALONE:
+                sums.setdefault(candidate.segment, {})[candidate.page.id] = words + meaning
         sessions = {segment: self.session * max(0.0, *of.values()) for segment, of in sums.items()}
         near = {segment: _near(of) for segment, of in sums.items()} if self.near else {}
         times = times_in(query.text, query.now) if self.time else []
         speakers = query.speakers if self.speaker else frozenset()
         scored = []
-        for index, one in enumerate(candidates):
-            (words, meaning), page = own[index], one.page
+        for index, candidate in enumerate(candidates):
+            (words, meaning), page = matches[index], candidate.page
             terms = {}
             if words:
                 terms["words"] = words
             if meaning:
                 terms["meaning"] = meaning
-            if one.kind in ALONE:
+            if candidate.kind in ALONE:
                 # A fact or a note stands alone: as well as it matches itself, it would match in its session.
                 session, beside = self.session * (words + meaning), 0.0
             else:
-                session, beside = sessions[one.segment], near[one.segment][page.id] if near else 0.0
+                session, beside = sessions[candidate.segment], near[candidate.segment][page.id] if near else 0.0
             if session:
                 terms["session"] = session
             if beside:
@@ -96,20 +99,20 @@ class Blend:
                 terms["length"] = -self.length * math.log(page.tokens / SHORT)
             if times and (time := self.time * closeness(times, since_of(page))):
                 terms["time"] = time
-            if (importance := one.state.importance) and self.importance:
+            if (importance := candidate.state.importance) and self.importance:
                 terms["importance"] = self.importance * importance
             scored.append(Scored(index=index, score=sum(terms.values()), terms=terms))
         return best_first(scored, candidates)
 
 
 def _near(sums: Mapping[int, float]) -> dict[int, float]:
-    """What the pages beside each page add; of two that are as far away, the better one."""
+    """Return the score that the neighbours of each page add; of two at the same distance, the better one counts."""
     near: dict[int, float] = {}
-    known = sums.get
+    score = sums.get
     for page in sums:
         total = 0.0
         for turns, weight in TURNS:
-            before, after = known(page - turns, 0.0), known(page + turns, 0.0)
-            total += weight * (before if before > after else after)
+            previous, following = score(page - turns, 0.0), score(page + turns, 0.0)
+            total += weight * (previous if previous > following else following)
         near[page] = total
     return near
