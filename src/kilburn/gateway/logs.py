@@ -21,7 +21,6 @@ MAX_PATH_CHARS = 200
 """Characters of a path, which a client may choose."""
 
 FIELDS = (
-    "named",
     "form",
     "model",
     "session",
@@ -52,6 +51,8 @@ def log_line(exchange: Exchange) -> dict[str, Any]:
     }
     if exchange.key is not None:
         line |= {"key": exchange.key.name, "tenant": exchange.key.tenant, "user": logged(exchange.key.user)}
+    if exchange.client_name:
+        line["named"] = exchange.client_name
     line |= {name: getattr(exchange, name) for name in FIELDS if getattr(exchange, name)}
     if exchange.warnings and exchange.logged_body is None:
         # Behind a colon stand words of the conversation.
