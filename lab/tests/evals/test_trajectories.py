@@ -9,7 +9,7 @@ import pytest
 
 from cli.terminal import kilburn
 from kilburn.errors import InvalidMessage
-from kilburn.wire.trajectory import HeadMessage, Step, Trajectory, messages_of
+from kilburn.wire.trajectory import HeadMessage, Step, Trajectory, trajectory_messages
 from kilburn_lab.evals.references import references
 from kilburn_lab.evals.trajectories import read, synthetic, trajectory_of
 
@@ -119,7 +119,7 @@ def test_messages_are_told_as_steps() -> None:
 
 def test_steps_told_as_messages_are_the_same_steps() -> None:
     run = Trajectory("r", RUN.head, (*RUN.steps[:2], Step("", "", "Go on.", user=True), Step("More.", "ls", "x")))
-    assert trajectory_of("r", messages_of(run)) == run
+    assert trajectory_of("r", trajectory_messages(run)) == run
 
 
 def test_a_result_without_its_call_is_no_step() -> None:
