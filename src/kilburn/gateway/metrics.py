@@ -70,7 +70,7 @@ COUNTED_FIELDS = (
         "form",
         "lookups",
     ),
-    *("session", "began", "sent", "new", "usage", "compacted", "before", "after", "idle"),
+    *("session", "began", "sent", "new", "usage", "compacted", "stats_before", "stats_after", "idle"),
 )
 """Fields of an exchange that are counted, beside its tenant and user."""
 
