@@ -179,6 +179,35 @@ def asserts_something(function: Function) -> bool:
     return False
 
 
+def parameter_names(node: ast.AST) -> set[str]:
+    """The names that a call of a function or a class may pass."""
+    if isinstance(node, ast.ClassDef):
+        fields = {
+            inner.target.id for inner in ast.walk(node) if isinstance(inner, ast.AnnAssign) and isinstance(inner.target, ast.Name)
+        }
+        constructors = [inner for inner in node.body if isinstance(inner, ast.FunctionDef) and inner.name == "__init__"]
+        return fields.union(*map(parameter_names, constructors))
+    return {inner.arg for inner in ast.walk(node) if isinstance(inner, ast.arg)}
+
+
+def test_documented_parameters_exist() -> None:
+    """A renamed parameter is renamed in the docstring, too."""
+    documented, stale = 0, []
+    for path in sorted((ROOT / "src" / "kilburn").rglob("*.py")):
+        for node in nodes_of(path, r"^ +Args:$"):
+            if not isinstance(node, ast.ClassDef | Function):
+                continue
+            section = re.search(r"^Args:\n((?:    .*\n?|\n)+)", ast.get_docstring(node) or "", re.MULTILINE)
+            heads = re.findall(r"^    (\w+(?:, \w+)*): ", section[1], re.MULTILINE) if section else []
+            names = {name for head in heads for name in head.split(", ")}
+            documented += len(names)
+            stale += [
+                f"{path.relative_to(ROOT)}:{node.lineno} {node.name}: {name}" for name in sorted(names - parameter_names(node))
+            ]
+    assert documented > 500
+    assert not stale, lines_of(stale)
+
+
 def test_every_test_asserts_something() -> None:
     found = []
     for path in TESTS:

@@ -252,7 +252,7 @@ def _edge(claim: Claim, utterance: Utterance, view: MemoryView, facts: tuple[int
     """Return a fact that a message states. It also cites the messages from which its names are.
 
     Args:
-        known: facts of the memory that it is made from, too.
+        facts: the facts of the memory from which it is made, too.
     """
     text = f"{claim.subject} {claim.relation} {claim.object}"
     cites, sources, _ = find_sources(content_words(text), utterance, view)

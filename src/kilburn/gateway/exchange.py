@@ -31,7 +31,7 @@ class Exchange(msgspec.Struct, kw_only=True):
         key: who asked; None before that is known, and if nobody may.
         status: of the reply; 499 if the client left before one. problem: why it was refused or failed, in one word.
         received: from `started` until the body was there; None if it never was. size: bytes of the body. weight: what it takes
-            of the memory for all bodies, in bytes; see `kilburn.gateway.limits.Tally`.
+            of the memory for all bodies, in bytes; see `kilburn.gateway.limits.BodyTally`.
         first: from `started` until the first byte of the reply went out. seconds: until its last.
         logged_body: the body, if contents are logged.
         trace: where an unexpected error came from, files and lines; its message only if contents are logged.

@@ -69,7 +69,7 @@ class JobClaim:
     """A job that is this worker's for a while.
 
     Args:
-        before: what was kept of it before.
+        previous: its state before this claim.
     """
 
     def __init__(self, backend: Backend, job: JobName, mine: JobState, previous: JobState | None, lease: float) -> None:

@@ -46,7 +46,7 @@ class OnnxGraph:
 
     Args:
         tensors: of a BERT encoder, by their names in transformers.
-        layers, heads, longest: of the encoder; `longest` is in tokens.
+        layers, heads, max_tokens: of the encoder.
         whole: whether to leave everything in float32.
         text: what to carry along, under `note` in the file's metadata.
     """

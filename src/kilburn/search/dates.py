@@ -51,8 +51,8 @@ def dates(text: str, said_at: float, *, past: bool = False) -> list[Dated]:
     """Return the expressions of time in a statement, in order, without those of days that do not exist.
 
     Args:
-        said: when the text was said, in seconds since the epoch.
-        past: whether a weekday, or a month without a year, is of the time before `said`.
+        said_at: when the text was said, in seconds since the epoch.
+        past: whether a weekday, or a month without a year, is of the time before `said_at`.
     """
     return [dated for dated, _ in _read(text, said_at, past=past)]
 

@@ -167,7 +167,7 @@ class Searcher:
             now: the time, in seconds since the epoch.
             tokens: the budget for which there should be enough of them.
             at: only what was known and valid then; None for now.
-            wanted: leaves out other pages.
+            accepts: tells which pages may be among them; None for all.
             beside: whether pages that do not match themselves may be among them, because they stand beside ones that do.
             unseen: whether pages that the windows show come last.
 

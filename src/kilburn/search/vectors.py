@@ -271,8 +271,8 @@ class Vectors:
         the number so far. A passage whose text is damaged is passed over, and said in the log once.
 
         Args:
-            left: passages that are left out, by entry. If it is given, a passage at which the embedder fails, and only at that,
-                is added with the name of the error, and the others go on; one whose text is damaged is added, too.
+            skipped: passages that are left out, by entry. If it is given, a passage at which the embedder fails, and only at
+                that, is added with the name of the error, and the others go on; one whose text is damaged is added, too.
 
         Returns:
             How many passages were embedded.

@@ -124,7 +124,7 @@ def extract(
         query: what will be asked or done next; lines that are like it come first.
         reach: characters in all beyond which pieces are sampled (head, tail, surroundings of error words
             of each piece, 4,000 characters of a piece at least), so that time stays bounded.
-        held: spans by page that an earlier summary had: they do not lose worth with age.
+        retained: spans by page that an earlier summary had: they do not lose worth with age.
     """
     parts = _chosen(pieces, tokens, count, query, reach, retained or {}, lambda parts: _render(pieces, parts, count).tokens)
     return _render(pieces, parts, count)

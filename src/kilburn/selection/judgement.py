@@ -55,7 +55,7 @@ class Judgement:
     """The result of the check.
 
     Args:
-        kept: share of the key facts' weight that the summary keeps, 0 to 1; 1 where there are none.
+        coverage: share of the key facts' weight that the summary keeps, 0 to 1; 1 where there are none.
         missing: the key facts that it lost, the weightiest first.
         invented: paths, names and numbers of the summary that no source has.
         why: one line for the ledger.
