@@ -345,7 +345,7 @@ class SecretFound(MemoryRefused):
 
 
 class QuotaExceeded(MemoryRefused):
-    """A user's memory is full. `unit` is what is counted, `have` there are, `most` are allowed, `more` were to come."""
+    """A user's memory is full. It has `have` of what `unit` counts; `limit` are allowed, and `more` were to be added."""
 
     def __init__(self, unit: str, *, have: int, more: int, limit: int, user: str = "") -> None:
         self.unit, self.have, self.more, self.limit = unit, have, more, limit

@@ -66,7 +66,7 @@ class _Gate:
                 visit.leave()
 
     def wait(self, timeout: float) -> None:
-        """Wait until they have left, each for as long as its patience, and `most` seconds."""
+        """Wait until every visit has ended: for the patience of each, and at most `timeout` seconds."""
         began = time.monotonic()
         with self.changed:
             while remaining := [visit for visit in self.visits if visit.thread != self.ender]:

@@ -28,7 +28,7 @@ def line(text: str) -> str:
 
 
 def age(moment: float, now: float | None = None) -> str:
-    """Format the time since `then` in its largest unit: `12 s`, `3 min`, `5 h`, `9 d`."""
+    """Format the time since `moment` in its largest unit: `12 s`, `3 min`, `5 h`, `9 d`."""
     seconds = max(0.0, (time.time() if now is None else now) - moment)
     for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size:

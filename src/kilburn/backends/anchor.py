@@ -50,7 +50,7 @@ class Anchor:
 
     Args:
         file: its path. Several stores may share one file.
-        place, tenant: the store, with the place as `name_of` returns it.
+        place, tenant: the store, with the place as `canonical_name` returns it.
     """
 
     def __init__(self, file: str = "", place: str = "", tenant: str = "") -> None:

@@ -142,7 +142,7 @@ class RankedIndex:
         return [self._having(word, ranges, depth) for word in words]
 
     def newest(self, every: str, any_of: str, segment: int, limit: int) -> list[int]:
-        """Return the newest entries of a segment that have every word of `every` and, unless that is "", one of `some`: those
+        """Return the newest entries of a segment that have every word of `every` and, unless that is "", one of `any_of`: those
         with the lowest numbers."""
         raise NotImplementedError
 

@@ -186,7 +186,7 @@ class Done(Protocol):
     """Reports progress: the amount done, the total if it has become known, and a description of the current step."""
 
     def __call__(self, completed: int, total: int | None = None, words: str = "", /) -> None:
-        """Report that `done` of `total` is done."""
+        """Report that `completed` of `total` is done."""
 
 
 BAR_DELAY = 0.5

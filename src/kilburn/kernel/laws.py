@@ -522,7 +522,7 @@ def partners_of(window: WindowState, forgotten: Set[int]) -> set[int]:
 
 
 def check_drop(window: WindowState, forgotten: set[int]) -> LegalMove:
-    """What else moves when `gone` is forgotten: partners of a dropped call or result leave the window.
+    """What else moves when `forgotten` leave the store: partners of a dropped call or result leave the window.
 
     A call that waits for its result stays, because the result will need it.
     """

@@ -138,7 +138,7 @@ class SdkModel(SdkClient, ABC):
         """Return what makes one reply of a stream's chunks."""
 
     def _once(self, request: Request, seconds: float | None) -> Generator[Delta | Reply, None, None]:
-        """One try, within `left` seconds."""
+        """Send the request once, and yield its reply; it may take `seconds`, or any time if that is None."""
         silence = self._timeout if seconds is None else min(seconds, self._timeout)
         collector = self._collector()
         passed = False

@@ -84,7 +84,7 @@ class Retry:
 def seconds_to_wait(retry_after: str | None, milliseconds: str | None, time: float) -> float | None:
     """Return what the headers `retry-after` (seconds or an HTTP date) and `retry-after-ms` ask for, in seconds.
 
-    `now` is the time since the epoch, to which a date is compared. None if they are missing or cannot be read.
+    `time` is the time since the epoch, to which a date is compared. None if they are missing or cannot be read.
     """
     try:
         if milliseconds is not None:
