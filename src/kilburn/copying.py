@@ -195,7 +195,7 @@ class _Copy:
                 self._check_segment(info, names.get(info.name), copies.get(self.record.numbers.get(info.number, 0)), removed)
 
     def _is_known(self, copies: Mapping[int, SegmentInfo]) -> bool:
-        """Whether the numbers in the record are of this source: the source says so, or a segment of it is still in the target.
+        """Return whether the record is of this source: the source says so, or a segment of it is still in the target.
         Otherwise it may be a new store in the place of one that is gone."""
         pairs = ((info, copies.get(self.record.numbers.get(info.number, 0))) for info in self._infos if not _is_forgotten(info))
         return self._noted or any(copied is not None and _identity(info) == _identity(copied) for info, copied in pairs)
@@ -218,7 +218,7 @@ class _Copy:
             raise self._diverged(info, f"{address_of(min(forgotten))} was forgotten there")
 
     def _is_copy(self, info: SegmentInfo, copied: SegmentInfo) -> bool:
-        """Whether a segment of the target is the beginning of one of the source, by its first and its last event."""
+        """Return whether a segment of the target is the beginning of one of the source, by its first and its last event."""
         if _identity(info) != _identity(copied) or copied.head > info.head:
             return False
         if not copied.head:
@@ -310,13 +310,13 @@ class _Copy:
         return self.record.numbers.get(number) or self.record.reserved[number]
 
     def _page(self, page: Page) -> Page:
-        """A page of the source as it stands in the target."""
+        """Return a page of the source as it stands in the target."""
         if not page.cites:
             return page
         return msgspec.structs.replace(page, cites=tuple((self._number(number), cited) for number, cited in page.cites))
 
     def _event(self, event: Event) -> Event:
-        """An event of the source as it stands in the target."""
+        """Return an event of the source as it stands in the target."""
         data = event.data
         if event.act is not Act.NOTE or data.keys().isdisjoint((*NUMBERS, "continues")):
             return event
@@ -433,7 +433,7 @@ class _Copy:
         )
 
     def _texts(self, info: SegmentInfo, pages: Sequence[Page]) -> dict[str, str]:
-        """The texts of pages of the source.
+        """Return the texts of pages of the source.
 
         Raises:
             StoreCorrupt: one cannot be read; it says of which page.
@@ -488,7 +488,7 @@ class _Copy:
         return count
 
     def _entries(self, entries: Sequence[int]) -> dict[int, int]:
-        """The target's numbers of passages of the source."""
+        """Return the target's numbers of passages of the source."""
         keys = {
             entry: (self.record.numbers.get(passage.segment, 0), passage.page, passage.span)
             for entry, passage in self.source.words.passages(entries).items()
@@ -522,17 +522,17 @@ def _is_forgotten(info: SegmentInfo) -> bool:
 
 
 def _identity(info: SegmentInfo) -> tuple[object, ...]:
-    """What a segment was begun as."""
+    """Return the properties that a segment has from its creation."""
     return info.name, info.kind.value, info.user, info.created
 
 
 def _lasting(event: Event) -> tuple[object, ...]:
-    """What of an event no forgetting changes."""
+    """Return the fields of an event that forgetting does not change."""
     return event.number, event.act, event.time, event.turn, event.pages
 
 
 def chunks(values: Iterable[Any], size: int) -> Iterator[list[Any]]:
-    """The values in lists of this length; the last one may be shorter."""
+    """Yield the values in lists of `size`; the last one may be shorter."""
     chunk = []
     for value in values:
         chunk.append(value)

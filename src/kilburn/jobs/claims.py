@@ -38,12 +38,12 @@ PAUSE, MAX_PAUSE = 10.0, 86_400.0
 
 
 class JobState(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is kept of a job while somebody is at it, or where it failed.
+    """The state of a job that a worker holds, or that failed.
 
     Args:
-        tries: how often it was begun since it last came to an end.
-        until: by the clock of the store, until when `holder` has it; where nobody has it, when it is tried again.
-        holder: chosen by chance for each try; "" for nobody.
+        tries: how often it was begun since it last ended.
+        until: when the claim of `holder` ends, by the clock of the store; without a holder, when the job is tried again.
+        holder: a random name for each try; "" for nobody.
         error: why the last try failed: the name of an error, and what to do.
     """
 
@@ -89,7 +89,7 @@ class JobClaim:
         return fits
 
     def renew(self) -> bool:
-        """Have it for as long again; returns whether nobody else has taken it."""
+        """Extend the claim by its lease, and return whether no other worker has taken the job."""
         new = msgspec.structs.replace(self._mine, until=self._backend.now() + self._lease)
         fits = self._replace(new)
         if fits:
@@ -97,7 +97,7 @@ class JobClaim:
         return fits
 
     def done(self) -> None:
-        """It came to an end: nothing is kept of it."""
+        """Remove the state of the job, which has ended."""
         self._replace(None)
 
     def give_back(self) -> None:
@@ -112,12 +112,13 @@ class JobClaim:
 
 
 def pause_after(tries: int) -> float:
-    """Seconds until a job is tried again that was begun so often."""
+    """Return the seconds until a job that was begun `tries` times is tried again."""
     return min(PAUSE * 4.0 ** (min(tries, 20) - 1), MAX_PAUSE)
 
 
 def named(error: BaseException) -> str:
-    """What is kept of an error: its name, and what to do about a model or an option. Its words may quote what was said."""
+    """Return the name of an error, with its advice if it is about a model or an option. Its message may quote a conversation,
+    so it is omitted."""
     advice = error.advice if isinstance(error, ModelError | SpecError) else ""
     return f"{type(error).__name__}: {advice}" if advice else type(error).__name__
 

@@ -30,7 +30,7 @@ log = logging.getLogger("kilburn")
 
 
 def is_return(page: Page, fork: Fork) -> bool:
-    """Whether a page that cites a branch is its return, and not a recall from it."""
+    """Return whether a page that cites a branch is its return, and not a recall from it."""
     return page.answers == fork.call if fork.call else page.role is Role.USER
 
 
@@ -76,7 +76,7 @@ class Branches:
         return parent
 
     def open(self, path: str) -> Session:
-        """A branch of this session by its name from here, such as `b1`, or `b1/b2` for a branch of that.
+        """Open a branch by its name below this session, such as `b1`, or `b1/b2` for a branch of `b1`.
 
         Raises:
             UnknownAddress: there is none.
@@ -91,15 +91,15 @@ class Branches:
         return session
 
     def children(self) -> list[tuple[SegmentInfo, Fork]]:
-        """The branches that forked from this session, oldest first; none of them is opened."""
+        """Return the branches that forked from this session, oldest first. None of them is opened."""
         return branches_in(self._session.backend, self._session.info, self._session._known, below=False)
 
     def below(self) -> list[SegmentInfo]:
-        """The branches, their branches, and so on; none of them is opened."""
+        """Return the branches, their branches, and so on. None of them is opened."""
         return [info for info, _ in branches_in(self._session.backend, self._session.info, self._session._known)]
 
     def returned(self) -> str | None:
-        """The address in the parent of what this branch returned; None before.
+        """Return the address of this branch's result in its parent; None before it has returned.
 
         Raises:
             KernelError: this session is no branch, or its parent was forgotten.
@@ -157,7 +157,7 @@ class Branches:
                 log.warning("session %s: forgetting broke off and could not be finished: %s", session.name, error)
 
     def _gone_above(self) -> set[int]:
-        """The pages that this branch inherited and that are forgotten where they were made."""
+        """Return the inherited pages that were forgotten in the session that made them."""
         lineage = self._session._kernel.lineage
         owners = [share.segment for share in lineage.shares]
         return {page for owner in owners for page in self._session.backend.forgotten(owner) if lineage.owner(page) == owner}
@@ -169,13 +169,13 @@ class Branches:
         return parent, fork
 
     def _own(self, fork: Fork) -> list[int]:
-        """The originals of this branch itself, without those that are forgotten."""
+        """Return the originals of this branch itself, without forgotten ones."""
         with self._session._current() as kernel:
             window = kernel.window
             return [page for page in range(fork.known + 1, window.last + 1) if window.at(page) is not Place.DROPPED]
 
     def _named(self, name: str) -> Session | None:
-        """The session of that name, or None."""
+        """Return the session of that name, or None if there is none."""
         home = self._session._home
         return home.session(name) if home.backend.segment(name, time=0.0, create=False) is not None else None
 
@@ -243,7 +243,7 @@ class Branches:
             return child
 
     def _first_of(self, fork: Fork, prompt: str) -> list[Message]:
-        """The first own messages of a branch."""
+        """Return the first own messages of a branch."""
         kernel, messages = self._session._kernel, list[Message]()
         window, owner = kernel.window, kernel.lineage.owner
         if fork.at:

@@ -31,7 +31,7 @@ class SessionContents(SegmentContents):
     _segment: Session
 
     def owner(self, page: int) -> int:
-        """The number of the session in which a page was made: a branch inherits pages. `cites` takes both numbers."""
+        """Return the number of the session that made a page, because a branch inherits pages. `cites` takes both numbers."""
         return self._segment._kernel.lineage.owner(page)
 
     def fetch(self, pages: Iterable[Page]) -> None:
@@ -49,7 +49,7 @@ class SessionContents(SegmentContents):
             return self._segment._kernel.readable_text(page)
 
     def part(self, page: Page) -> tuple[Part, str | None]:
-        """The message part that a page came from; with the first part, also the leftovers of its message.
+        """Return the message part of a page, and for the first part of a message also the leftovers of the message.
 
         Raises:
             StoreCorrupt.
@@ -64,20 +64,20 @@ class SessionContents(SegmentContents):
             return items(self._segment.window)
 
     def pages(self) -> list[tuple[Page, State]]:
-        """All pages with where they are, as this session last saw them: originals in order, then derived ones."""
+        """Return all pages with their states, as this session last saw them: originals in order, then derived ones."""
         with self._segment._kernel.lock:
             pages, states = self._segment.window.pages, self._segment.window.states
             return [(pages[page], states[page]) for page in sorted(pages, key=lambda page: (page < 0, abs(page)))]
 
     def messages(self) -> list[dict[str, Any]]:
-        """The whole transcript as it was appended, exactly.
+        """Return the whole transcript exactly as it was appended.
 
         Forgotten pages are missing. The rest of a message with forgotten pages is in the chat form.
         """
         return capabilities.forms.dump(self.originals())
 
     def originals(self, placeholder: str | None = None) -> list[Message]:
-        """The whole transcript as messages with their sources, as `append` takes them; see `messages`.
+        """Return the whole transcript as messages with their sources, as `append` takes them; see `messages`.
 
         Args:
             placeholder: stands in the place of each page that is forgotten; None leaves these out.

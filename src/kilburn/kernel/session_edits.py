@@ -111,7 +111,7 @@ class Edits:
         return receipt
 
     def preview(self, tokens: int = 0, by: Policy | None = None, *, capacity: int | None = None) -> Preview:
-        """What would leave the window if a message of so many tokens came now, and at which price. Nothing changes, nothing is
+        """Return what would leave the window if a message of `tokens` came now, and its price. Nothing changes, nothing is
         recorded, and no model is asked.
 
         Args:
@@ -223,6 +223,6 @@ class Edits:
             yield self._session._kernel
 
     def view(self, cause: Cause = Cause.IDLE, pages: tuple[int, ...] = ()) -> View:
-        """The view that a policy at the window would get now: frozen, and valid until the next change."""
+        """Return the view that a policy at the window would get now. It is frozen, and valid until the next change."""
         with self._session._kernel.lock:
             return self._session._planner.view(cause, pages)

@@ -25,7 +25,7 @@ class SessionLedger(SegmentLedger):
     _segment: Session
 
     def knows(self, info: SegmentInfo) -> bool:
-        """Whether memory has the state in which the store says that it has this session: it begins with the same ledger."""
+        """Return whether this session, as memory has it, is the one that the store describes in `info`, to its newest event."""
         return self._segment._kernel.pending.follows(info)
 
     @property
@@ -34,11 +34,11 @@ class SessionLedger(SegmentLedger):
         return self._segment._kernel.ledger.report(use=self._segment.prompts.use)
 
     def receipts(self) -> list[Receipt]:
-        """What each compaction took out of the window, why, by which policy, and how to get it back; oldest first."""
+        """Return the receipts of all compactions, oldest first: what left, why, by which policy, and how to get it back."""
         return list(receipts(self.events()))
 
     def difference(self, turn: int, until: int | None = None) -> Difference:
-        """How the prompt after a turn differs from the one after an earlier turn.
+        """Compare the prompt after a turn with the one after an earlier turn.
 
         Args:
             turn: number of the last message before the earlier prompt.

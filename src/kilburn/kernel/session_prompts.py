@@ -201,5 +201,5 @@ def _said_then(message: Message, past: WindowState, present: WindowState) -> Mes
 
 
 def request_data(request: Mapping[str, str] | None) -> Data:
-    """What the ledger keeps of who asked for a prompt."""
+    """Return the data of an event that names the request for which a prompt was made."""
     return {"request": dict(request)} if request else {}
