@@ -26,7 +26,7 @@ from kilburn.gateway.app import Settings, build
 from kilburn.gateway.exchange import Exchange
 from kilburn.gateway.keys import Key, Keys, add_key
 from kilburn.gateway.logs import Log, log_line
-from kilburn.gateway.metrics import SESSIONS, Metrics, OwnCounts, saved
+from kilburn.gateway.metrics import COUNTED_FIELDS, SESSIONS, Metrics, OwnCounts, saved
 from kilburn.gateway.status import routes
 from kilburn.jobs.claims import FAILED, JobName, JobState, try_again
 from kilburn.kernel.ledger import Stats
@@ -284,6 +284,43 @@ def test_top_says_that_nobody_answers(serving: Callable[..., int], capsys: pytes
 
 def test_a_line_of_an_exchange_that_was_never_read() -> None:
     assert log_line(Exchange(status=499))["status"] == 499
+
+
+def full_exchange() -> Exchange:
+    """Return an exchange with a value in every field that is counted or logged."""
+    exchange = Exchange(client_name="mine-7", method="POST", path="/v1/messages", client="::1", status=200, size=9, stream=True)
+    turn(exchange, "s-acme")
+    exchange.key = Key(tenant="acme", user="ana", name="k", digest="d")
+    exchange.problem, exchange.unread, exchange.trace, exchange.logged_body = "upstream_error", "StoreBusy", "a.py:1", b"{}"
+    exchange.received, exchange.first, exchange.waited, exchange.seconds = 0.1, 0.5, 0.2, 2.0
+    exchange.warnings, exchange.upstream = ["shortened: a page"], [0.2]
+    exchange.compacted, exchange.lookups = [("lru", "done", 40)], [("recall", "hit")]
+    return exchange
+
+
+def test_an_exchange_counts_the_same_in_a_worker_and_in_its_parent() -> None:
+    exchange = full_exchange()
+    own, parent = Metrics(PRICES["hosted"]), Metrics(PRICES["hosted"])
+    own.observe(exchange)
+    fields = {name: getattr(exchange, name) for name in COUNTED_FIELDS}
+    body = msgspec.json.encode({**fields, "key": {"tenant": "acme", "user": "ana"}})
+    parent.observe(msgspec.json.decode(body, type=Exchange))
+    figures = {name: value for name, value in series(own.page("acme").decode()).items() if "_created" not in name}
+    assert len(figures) > 50
+    assert figures["kilburn_tokens_total{kind=shipped,tenant=acme}"] == 2000
+    assert {name: value for name, value in series(parent.page("acme").decode()).items() if "_created" not in name} == figures
+    assert [row for row, _ in parent.rows()] == [row for row, _ in own.rows()]
+
+
+def test_a_line_has_every_field_that_is_known() -> None:
+    line = log_line(full_exchange())
+    names = (
+        "time id client method path status seconds bytes key tenant user named form model session stream rounds sent new finish"
+    )
+    names += " problem unread warnings trace first waited added usage tokens_in_window hit_rate asked"
+    assert set(line) == set(names.split())
+    assert (line["named"], line["client"], line["asked"]) == ("mine-7", "::1", "{}")
+    assert set(line["usage"]) == {"prompt", "cached", "written", "reply"}
 
 
 def words(message: dict[str, Any]) -> str:
