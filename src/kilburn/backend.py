@@ -413,7 +413,7 @@ class SettingStore(Protocol):
         """Store a setting; None removes it.
 
         Raises:
-            StoreBusy, StoreFull, StoreReadOnly.
+            StoreError: a lone surrogate. StoreBusy, StoreFull, StoreReadOnly.
         """
         ...
 
@@ -425,7 +425,7 @@ class SettingStore(Protocol):
             Whether the setting was stored.
 
         Raises:
-            StoreBusy, StoreFull, StoreReadOnly.
+            StoreError: a lone surrogate. StoreBusy, StoreFull, StoreReadOnly.
         """
         ...
 
@@ -628,9 +628,17 @@ class Backend(Protocol):
         """
         ...
 
-    def erasing(self) -> AbstractContextManager[None]:
+    def erasing(self, *, strict: bool = False) -> AbstractContextManager[None]:
         """Wipe the bytes that commits of this thread erase once, at the end of the block, in place of after each commit. If the
-        program is killed, the next opening for writing wipes them."""
+        program is killed, the next opening for writing wipes them.
+
+        Args:
+            strict: whether the end of the block raises if the bytes cannot be wiped now. Otherwise this is logged, and the next
+                erasure tries again.
+
+        Raises:
+            StoreReadOnly, StoreBusy, StoreError: the bytes could not be wiped, and `strict` is set.
+        """
         ...
 
     def leaving(self, keys: Iterable[tuple[int, int]]) -> AbstractContextManager[None]:

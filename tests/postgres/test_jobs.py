@@ -6,6 +6,7 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
+from typing import LiteralString
 
 import psycopg
 import pytest
@@ -14,7 +15,8 @@ import kilburn
 from jobs.work import EMBEDDER, exchange
 from kilburn.backends.postgres.store import Postgres
 from kilburn.backends.upkeep import inspect_store
-from kilburn.jobs.worker import Did, JobKind, Ways, Worker
+from kilburn.jobs.claims import try_again
+from kilburn.jobs.worker import Did, JobKind, Ways, Worker, standing
 
 pytestmark = pytest.mark.slow
 
@@ -44,3 +46,25 @@ def test_a_damaged_text_is_named_and_holds_up_no_other(url: str) -> None:
         (finding,) = inspect_store(backend)
         bad = next(info.number for info in backend.segments() if info.name == "bad")
         assert (finding.kind, finding.segment, finding.page) == ("content", bad, 1)
+
+
+def test_an_erasure_without_the_right_to_it_stays_open_and_is_tried_again(
+    url: str, gateway: str, operator: psycopg.Connection[tuple[object, ...]], give_tables: LiteralString
+) -> None:
+    with kilburn.open(gateway, embedder=None, tokenizer="chars/4") as store:
+        session = store.session("s")
+        session.append(*exchange("This is forgotten."))
+        session.forget("p1")
+    did: list[Did] = []
+    with Worker(gateway, ways=Ways(kinds=(JobKind.ERASE,)), report=did.append) as worker:
+        assert worker.once() == 1
+        assert did[0].error.startswith("StoreReadOnly")
+        assert "kilburn" in did[0].error
+        with kilburn.open(gateway, embedder=None) as store:
+            assert [(job.kind, job.state) for job in standing(store)] == [("erase", "pausing")]
+            assert try_again(store.backend) == 1
+        operator.execute(give_tables)
+        worker.once()
+    with kilburn.open(gateway, embedder=None) as store:
+        assert standing(store) == []
+    assert operator.execute("SELECT count(*) FROM kilburn.erasure").fetchall() == [(0,)]

@@ -45,6 +45,19 @@ _compressor = zstd.ZstdCompressor(level=3)
 _pieces = msgspec.msgpack.Decoder(tuple[Piece, ...])
 
 
+def check_storable(*texts: str | None) -> None:
+    """Check that names and values can be stored.
+
+    Raises:
+        StoreError: one has a lone surrogate.
+    """
+    for text in texts:
+        try:
+            (text or "").encode()
+        except UnicodeEncodeError as error:
+            raise StoreError(f"{error.object[:40]!a} has a lone surrogate", advice="replace it, and store it again") from error
+
+
 def encode_text(text: str, digest: str) -> bytes:
     """Return the text in UTF-8, after checking its digest.
 

@@ -72,7 +72,7 @@ class DurableBackend(ABC):
             after = events[-1].number
 
     @contextmanager
-    def erasing(self) -> Iterator[None]:
+    def erasing(self, *, strict: bool = False) -> Iterator[None]:
         """See `Backend`. Other threads' commits do not wait for the end of this block."""
         outer, self._erasing.inside = self._is_erasing(), True
         try:
@@ -81,7 +81,7 @@ class DurableBackend(ABC):
             self._erasing.inside = outer
             if not outer:
                 self._chilling.sweep()
-                self._wipe_erased()
+                self._wipe_erased(strict=strict)
 
     @contextmanager
     def leaving(self, keys: Iterable[tuple[int, int]]) -> Iterator[None]:
@@ -137,8 +137,8 @@ class DurableBackend(ABC):
         """Whether the present batches are part of a larger transaction, or of a snapshot."""
 
     @abstractmethod
-    def _wipe_erased(self) -> None:
-        """Remove the bytes of erased rows, if there may be any and this is the moment for it."""
+    def _wipe_erased(self, *, strict: bool) -> None:
+        """Remove the bytes of erased rows, if there may be any and this is the moment for it; see `erasing`."""
 
 
 class IndexView(Protocol):

@@ -21,7 +21,7 @@ import msgspec
 from kilburn.backend import Batch, Digests, HistoryOwner, Scope, SegmentInfo, SegmentKind, State, Vector, check_name
 from kilburn.backends import citations, histories, mentions
 from kilburn.backends.chilling import ChangesRows, Chilling, ColdRows, ReadsRows
-from kilburn.backends.codec import digest_bytes, sound_passages
+from kilburn.backends.codec import check_storable, digest_bytes, sound_passages
 from kilburn.backends.connection import row, rows, rows_of_each, translate_errors, write_transaction
 from kilburn.backends.contenttable import ColdTable, ContentTable, searchable_text
 from kilburn.backends.directory import Directory
@@ -189,11 +189,13 @@ class SqliteSettings:
 
     def put(self, name: str, value: str | None) -> None:
         """See `SettingStore`."""
+        check_storable(name, value)
         with self._writing("writing", to=()):
             self._put(name, value)
 
     def replace(self, name: str, expected: str | None, value: str | None) -> bool:
         """See `SettingStore`."""
+        check_storable(name, expected, value)
         with self._writing("writing", to=()):
             is_known = self._all().get(name) == expected
             if is_known:

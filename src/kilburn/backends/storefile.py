@@ -441,6 +441,6 @@ class StoreFile(DurableBackend):
         with self._lock:
             return self._joined
 
-    def _wipe_erased(self) -> None:
+    def _wipe_erased(self, *, strict: bool) -> None:
         with self._lock, translate_errors(self.path, "erasing"):
             self._wipe(wait=True)

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 import msgspec
 
 from kilburn.backend import Backend
-from kilburn.errors import KilburnError, ModelError, SpecError
+from kilburn.errors import KilburnError, ModelError, SpecError, StoreReadOnly
 
 log = logging.getLogger("kilburn")
 
@@ -117,9 +117,9 @@ def pause_after(tries: int) -> float:
 
 
 def named(error: BaseException) -> str:
-    """Return the name of an error, with its advice if it is about a model or an option. Its message may quote a conversation,
-    so it is omitted."""
-    advice = error.advice if isinstance(error, ModelError | SpecError) else ""
+    """Return the name of an error, with its advice if it is about a model, an option or a right. Its message may quote a
+    conversation, so it is omitted."""
+    advice = error.advice if isinstance(error, ModelError | SpecError | StoreReadOnly) else ""
     return f"{type(error).__name__}: {advice}" if advice else type(error).__name__
 
 

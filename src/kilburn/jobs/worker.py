@@ -340,8 +340,8 @@ class _Office:
             settle(self._backend, {job for job in every if job.kind == MEMORY or (job.segment and job.segment not in numbers)})
 
         def work(claim: JobClaim) -> Did | None:
-            with self._backend.erasing():
-                return None  # the end of the block finishes open erasures
+            with self._backend.erasing(strict=True):
+                return None  # the end of the block finishes open erasures, or raises
 
         has_begun = JobName(JobKind.ERASE) in every
         return self._do(JobName(JobKind.ERASE), work) if self._is_time(JobKind.ERASE) or has_begun else 0

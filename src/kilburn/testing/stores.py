@@ -854,6 +854,10 @@ def check_settings(backend: Backend) -> None:
     assert backend.settings.replace("four", None, "4") is True
     assert backend.settings.all() == {"four": "4", "two": "2"}
     assert backend.settings.replace("four", "4", None) is True
+    for name, value in (("odd\ud800", "1"), ("odd", "\udfff")):
+        raises(StoreError, partial(backend.settings.put, name, value))
+        raises(StoreError, partial(backend.settings.replace, name, None, value))
+    assert backend.settings.all() == {"two": "2"}
     backend.settings.put("two", "Zwei \u00e9")
     assert abs(backend.now() - time.time()) < 86_400.0
     try:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from kilburn.backend import Digests, Finding, HistoryOwner, Moved, Vector, check_name, root_name
 from kilburn.backends.chilling import Chilling, required
-from kilburn.backends.codec import digest_bytes, sound_passages
+from kilburn.backends.codec import check_storable, digest_bytes, sound_passages
 from kilburn.backends.durable import READ_ROWS, IndexView
 from kilburn.backends.findings import cold_findings
 from kilburn.backends.postgres import halves, writing
@@ -423,6 +423,7 @@ class PostgresSettings(_Part):
 
     def put(self, name: str, value: str | None) -> None:
         """See `SettingStore`."""
+        check_storable(name, value)
         self._store._check_writes()
         key, stored_value = name.encode(), None if value is None else value.encode()
         insert = (
@@ -440,6 +441,7 @@ class PostgresSettings(_Part):
 
     def replace(self, name: str, expected: str | None, value: str | None) -> bool:
         """See `SettingStore`."""
+        check_storable(name, expected, value)
         self._store._check_writes()
         key, seal = name.encode(), b"" if value is None else compute_seal("setting", self._number, name.encode(), value.encode())
 

@@ -156,7 +156,7 @@ class Postgres(DurableBackend):
         return SEALS.parse_segment(row) if row is not None else None
 
     def _make(self, statements: Statements, name: str, time: float, kind: SegmentKind, user: str) -> SegmentRow | None:
-        writing.create(statements, self._number, check_storable(name), time, kind, user)
+        writing.create(statements, self._number, name, time, kind, user)
         return self._named(statements, name)
 
     def begin(self, name: str, batch: Batch, *, time: float, user: str = "") -> SegmentInfo:
@@ -169,7 +169,7 @@ class Postgres(DurableBackend):
 
         def do(statements: Statements) -> SegmentRow:
             nonlocal last
-            number = writing.create(statements, self._number, check_storable(name), time, SegmentKind.SESSION, user)
+            number = writing.create(statements, self._number, name, time, SegmentKind.SESSION, user)
             if number is None:
                 raise StoreStale(f"there is a session {name!r} already", advice="take another name")
             step = Writing(statements, self._number, number, batch, self._opened, mark)
@@ -516,8 +516,10 @@ class Postgres(DurableBackend):
     def _is_joined(self) -> bool:
         return self._db.joined is not None
 
-    def _wipe_erased(self) -> None:
+    def _wipe_erased(self, *, strict: bool) -> None:
         self._wipe()
+        if strict and self._hindrance is not None:
+            raise self._hindrance
 
     def _wipe(self) -> None:
         """Remove erased bytes from the server's files, if there are any. What hinders it is logged. It is tried again with the
@@ -581,19 +583,6 @@ class Postgres(DurableBackend):
                 self._wipe()
         finally:
             self._db.close()
-
-
-def check_storable(name: str) -> str:
-    """A name that can be stored; its owner checked the rest.
-
-    Raises:
-        StoreError: it has a lone surrogate.
-    """
-    try:
-        name.encode()
-    except UnicodeEncodeError as error:
-        raise StoreError(f"the name {name[:40]!a} cannot be stored", advice="give another name") from error
-    return name
 
 
 def _names(event: Event, pages: Set[int]) -> bool:

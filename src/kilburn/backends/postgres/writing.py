@@ -13,7 +13,7 @@ from typing import Any
 from kilburn.backend import Batch, Digests, SegmentKind, State
 from kilburn.backends import citations, histories, mentions
 from kilburn.backends.chilling import OpenPlace
-from kilburn.backends.codec import digest_bytes, encode_text, pack
+from kilburn.backends.codec import check_storable, digest_bytes, encode_text, pack
 from kilburn.backends.postgres import postings
 from kilburn.backends.postgres.coldrows import ROW, PostgresColdRows, searchable_in
 from kilburn.backends.postgres.erasing import flag
@@ -593,6 +593,7 @@ def create(statements: Statements, tenant: int, name: str, time: float, kind: Se
         " ON CONFLICT(tenant) DO UPDATE SET segments = counter.segments + 1 RETURNING segments",
         tenant,
     )
+    check_storable(name)
     stored_name, owner = name.encode(), user.encode()
     seal = seal_of_segment(number, tenant, stored_name, float(time), 0, kind.value.encode(), owner)
     counters = float(time), 0, 0, 0, 0, 0
