@@ -186,20 +186,6 @@ def test_a_tool_result_of_another_model_can_be_read(local: Local) -> None:
     assert complete(local, hi(messages=talk)).usage is not None
 
 
-def test_saved_state_spares_the_reading(local: Local, tmp_path: Path) -> None:
-    talk = [{"role": "user", "content": long_text(40)}]
-    complete(local, hi(messages=talk, max_tokens=1))
-    saved = local.save(tmp_path / "state.bin")
-    assert saved >= local.prompt_tokens(talk)
-    complete(local, hi())
-    assert local.restore(tmp_path / "state.bin") == saved
-    usage = complete(local, hi(messages=talk, max_tokens=1)).usage
-    assert usage is not None
-    assert usage.cached >= usage.prompt - 1
-    with pytest.raises(Unavailable, match="no saved state"):
-        local.restore(tmp_path / "none.bin")
-
-
 def test_port_answers_only_with_the_key(local: Local) -> None:
     engine = local._engine
     assert engine is not None

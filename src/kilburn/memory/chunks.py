@@ -1,13 +1,11 @@
 """Splits a text into adjacent chunks at natural boundaries. The joined chunks are exactly the text.
 
-The library semantic-text-splitter (extra `documents`) finds the boundaries: of Markdown at headings and blocks, of code at
-its syntax tree where the grammar of its language is installed (`tree-sitter-python` and the like), of other text at
+The library semantic-text-splitter (extra `documents`) finds the boundaries: of Markdown at headings and blocks, of other text at
 paragraphs, lines and sentences.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
@@ -19,19 +17,6 @@ CAPACITY = (400, 800)
 is one passage of the index."""
 
 MARKDOWN = {".markdown", ".md", ".mdown", ".mdx"}
-
-LANGUAGES = {
-    ".c": "c",
-    ".cpp": "cpp",
-    ".go": "go",
-    ".java": "java",
-    ".js": "javascript",
-    ".py": "python",
-    ".rb": "ruby",
-    ".rs": "rust",
-    ".sh": "bash",
-}
-"""Languages of code by suffix; the package of the grammar is named after the language."""
 
 
 def chunks(text: str, name: str = "") -> list[str]:
@@ -94,11 +79,4 @@ def _splitter(ending: str) -> Any:
         raise MissingExtra("semantic-text-splitter", "documents") from error
     if ending in MARKDOWN:
         return library.MarkdownSplitter(CAPACITY, trim=False)
-    if ending in LANGUAGES:
-        try:
-            grammar = importlib.import_module(f"tree_sitter_{LANGUAGES[ending]}")
-        except ImportError:
-            pass
-        else:
-            return library.CodeSplitter(grammar.language(), CAPACITY, trim=False)
     return library.TextSplitter(CAPACITY, trim=False)

@@ -7,7 +7,6 @@ with tools is an error; they are not dropped silently.
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -137,28 +136,6 @@ class Local:
         """Return the tokens that the prompt of these messages has, exactly: template applied, reply opened."""
         return prompt_tokens(self._loaded(), messages, tools)
 
-    def save(self, path: str | Path) -> int:
-        """Write the state of the last prompt and reply (the KV cache) to a file; its tokens.
-
-        A prompt that begins like it is not read again after `restore`, also in another process.
-
-        Raises:
-            Refused, Unavailable: llama.cpp could not write it.
-        """
-        tokens: int = self._slot("save", Path(path))["n_saved"]
-        return tokens
-
-    def restore(self, path: str | Path) -> int:
-        """Read what `save` wrote for the same model and window; its tokens.
-
-        Raises:
-            Refused, Unavailable: no such file, or of another model.
-        """
-        if not Path(path).is_file():
-            raise Unavailable(f"no saved state at {path}", advice="save one first")
-        tokens: int = self._slot("restore", Path(path))["n_restored"]
-        return tokens
-
     def close(self) -> None:
         """Release the loaded model; it is freed when no other object shares it. May be called twice."""
         self._engine = None
@@ -182,16 +159,6 @@ class Local:
             problem = f"the chat template of {self.name} has no place for tools"
             raise ToolsRefused(problem, advice="use a model trained for tools")
         return self._loaded()
-
-    def _slot(self, action: str, path: Path) -> Any:
-        """llama.cpp takes a bare file name in a folder set at load; a link leads from there to the path."""
-        loaded = self._loaded()
-        link = loaded.slots / secrets.token_hex(8)
-        link.symlink_to(path.absolute())
-        try:
-            return loaded.ask("POST", f"/slots/0?action={action}", {"filename": link.name})
-        finally:
-            link.unlink()
 
 
 def prompt_tokens(loaded: LlamaServer, messages: Sequence[dict[str, Any]], tools: tuple[ToolSpec, ...]) -> int:
