@@ -10,7 +10,7 @@ import re
 
 from kilburn.budget import Counter
 from kilburn.errors import SpecError
-from kilburn.tokens.claude import Claude, Ctok
+from kilburn.tokens.claude import Claude
 from kilburn.tokens.encodings import Encoding, available
 from kilburn.tokens.estimate import ANY_MODEL, OPEN, Characters, Estimate
 from kilburn.tokens.families import family_estimate
@@ -29,19 +29,16 @@ OTHER_FAMILIES = (
 )  # fmt: skip
 OPEN_NAMES = re.compile(rf"(code|open)?({'|'.join(OPEN_FAMILIES)})")
 FAMILIES = re.compile(rf"(?<![a-z])(code|open)?({'|'.join(OPEN_FAMILIES + OTHER_FAMILIES)})")
-RULERS = ("ctok/3", "ctok/4.7", "ctok/4.8")
 
 
 def counter_for(name: str | Counter) -> Counter:
     """Return the counter for a model's name; a counter is passed through.
 
-    "auto" is an over-estimate for any model; "chars/4" counts four characters as one token; "ctok/4.8" counts
-    Claude's tokens by the unofficial `ctok`. Providers' prefixes are understood ("openai/gpt-5",
-    "eu.anthropic.claude-opus-4-8").
+    "auto" is an over-estimate for any model; "chars/4" counts four characters as one token. Providers' prefixes are
+    understood ("openai/gpt-5", "eu.anthropic.claude-opus-4-8").
 
     Raises:
         SpecError: an empty name, something that is neither a name nor a counter, or "chars/0".
-        MissingExtra: "ctok/..." without ctok.
     """
     if not isinstance(name, str):
         if isinstance(name, Counter):
@@ -56,8 +53,6 @@ def counter_for(name: str | Counter) -> Counter:
         if ruler is None:
             raise SpecError(f"{name!r} is no ruler", advice='write "chars/4"')
         return Characters(int(ruler[1]))
-    if name in RULERS:
-        return Ctok(name)
     return _of_model(name)
 
 
@@ -70,14 +65,12 @@ def counter_named(name: str | Counter) -> Counter:
     """Return the same for a name that a person gives: one that is of no known family of models is refused.
 
     Raises:
-        SpecError, MissingExtra: see `counter_for`. SpecError: nothing is known of the name.
+        SpecError: see `counter_for`; or nothing is known of the name.
     """
     counter = counter_for(name)
     if isinstance(name, str) and name != "auto" and isinstance(counter, Estimate) and not FAMILIES.search(_plain(name)):
         families = ", ".join(sorted({*OPEN_FAMILIES, *OTHER_FAMILIES}))
-        advice = (
-            f'give "auto", which is safe for any model, "chars/4", one of {", ".join(RULERS)}, or a model\'s name: {families}'
-        )
+        advice = f'give "auto", which is safe for any model, "chars/4", or a model\'s name: {families}'
         raise SpecError(f"no tokenizer named {name[:200]!r}", advice=advice)
     return counter
 

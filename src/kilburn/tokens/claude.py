@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 
-from kilburn.errors import MissingExtra
 from kilburn.tokens.families import Bound, FamilyEstimate
 from kilburn.tokens.shape import PatternWeights
 
@@ -61,45 +60,3 @@ class Claude(FamilyEstimate):
         generation = model_generation(name)
         weights, family = (NEW_WEIGHTS, "claude-large") if generation == "new" else (OLD_WEIGHTS, "claude")
         super().__init__(name, (Bound({"o200k_base": SHARE[generation]}, weights),), family=family)
-
-
-MAX_CHARS = 100_000
-
-
-class Ctok:
-    """Claude's tokens by the unofficial `ctok` (Python 3.12 or later). It reads about a tenth of a megabyte a second, so
-    texts of more than `MAX_CHARS` characters are estimated instead.
-
-    Args:
-        name: "ctok/3", "ctok/4.7" or "ctok/4.8".
-
-    Raises:
-        MissingExtra: ctok is not installed.
-    """
-
-    def __init__(self, name: str) -> None:
-        try:
-            from ctok import token_count  # type: ignore[import-not-found, unused-ignore]
-        except ImportError as error:
-            raise MissingExtra("ctok", "claude-tokens") from error
-        self.name = name
-        self.envelope = 8
-        self._count = token_count
-        self._version = name.partition("/")[2]
-        if "." not in self._version:
-            self._version += ".0"
-        self._frame = int(token_count("", self._version))
-        self._estimate = Claude("claude-" + self._version)
-        self.family = self._estimate.family
-
-    def __repr__(self) -> str:
-        return f"Ctok({self.name!r})"
-
-    def count(self, text: str) -> int:
-        """Return the tokens of `text` alone, without the frame of a message."""
-        if not text:
-            return 0
-        if len(text) > MAX_CHARS:
-            return self._estimate.count(text)
-        whole = text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
-        return max(1, int(self._count(whole, self._version)) - self._frame)
