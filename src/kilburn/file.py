@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import secrets
 import stat
 import struct
@@ -33,8 +34,8 @@ memory."""
 
 COMPANIONS = ("-wal", "-shm", "-journal")
 
-PART, SUFFIX = ".kilburn-", ".part"
-"""How the name of a file begins and ends that is not whole yet."""
+PART_NAME = re.compile(r"\.kilburn-[0-9a-f]+\.part")
+"""The name of a file that is not complete yet."""
 
 
 def check_target(path: str | os.PathLike[str], *, force: bool = False) -> None:
@@ -95,7 +96,7 @@ def write_file(path: str | os.PathLike[str], *, force: bool = False, mode: int =
     """
     place = Path(path)
     check_target(place, force=force)
-    _remove_parts(place.parent)
+    remove_parts(place.parent)
     try:
         descriptor, name = _new_file(place.parent)
     except OSError as error:
@@ -143,7 +144,7 @@ def _new_file(folder: Path) -> tuple[int, str | None]:
 
 
 def _part(folder: Path) -> str:
-    return str(folder / f"{PART}{secrets.token_hex(8)}{SUFFIX}")
+    return str(folder / f".kilburn-{secrets.token_hex(8)}.part")
 
 
 def _lock(descriptor: int) -> None:
@@ -151,10 +152,10 @@ def _lock(descriptor: int) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
 
 
-def _remove_parts(folder: Path) -> None:
+def remove_parts(folder: Path) -> None:
     """Remove what programs that are gone have left of files. What cannot be removed stays."""
     try:
-        names = [entry.path for entry in os.scandir(folder) if entry.name.startswith(PART) and entry.name.endswith(SUFFIX)]
+        names = [entry.path for entry in os.scandir(folder) if PART_NAME.fullmatch(entry.name)]
     except OSError:
         return
     for name in names:

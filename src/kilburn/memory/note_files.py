@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
-import secrets as chance
+import sys
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
@@ -19,6 +18,7 @@ import msgspec
 
 from kilburn.collections.names import LARGEST_NOTE, checked_name
 from kilburn.errors import KernelError, NoteConflict, SecretFound, SpecError
+from kilburn.file import PART_NAME, remove_parts, write_file
 from kilburn.memory.files import HIDDEN, File, read_texts
 from kilburn.memory.notes import Notes, NoteVersion, unified_diff
 from kilburn.memory.secrets import Secrets
@@ -34,9 +34,6 @@ SUFFIX = ".md"
 
 BOM = "\ufeff"
 """The byte order mark with which a file may begin. A note may begin with it, too."""
-
-PART = re.compile(r"\.kilburn-[0-9a-f]{16}\.part")
-"""Name of a part file; after a kill it stays until the next export."""
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -328,43 +325,23 @@ def _open_parent(root: int, path: str) -> Iterator[tuple[int, str]]:
 
 def _write(root: int, path: str, data: bytes) -> None:
     """Replace a whole file. It is never written in place, because it may be a hard link to another file."""
-    with _open_parent(root, path) as (folder, name):
-        part, descriptor = _create_part(folder)
-        try:
-            with open(descriptor, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.rename(part, name, src_dir_fd=folder, dst_dir_fd=folder)
-        except BaseException:
-            os.unlink(part, dir_fd=folder)
-            raise
+    with _open_parent(root, path) as (folder, name), write_file(_folder_path(folder) / name, force=True) as file:
+        file.write(data)
 
 
-def _create_part(folder: int) -> tuple[str, int]:
-    """Create a part file, and return its name and descriptor. It is locked, so that no other export takes it for one of a killed
-    export."""
-    while True:
-        part = f".kilburn-{chance.token_hex(8)}.part"
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if os.fstat(descriptor).st_nlink:
-            return part, descriptor
-        os.close(descriptor)  # another export removed it before it was locked
+def _folder_path(folder: int) -> Path:
+    """Return a path that leads to an opened folder, wherever that is by now."""
+    if sys.platform == "darwin":
+        return Path(os.fsdecode(fcntl.fcntl(folder, fcntl.F_GETPATH, bytes(1024)).rstrip(b"\0")))
+    return Path(f"/proc/self/fd/{folder}")
 
 
 def _remove_parts(root: int, present: Iterable[str]) -> None:
     """Remove the part files of an export that was killed."""
     for path in present:
-        if PART.fullmatch(path.rpartition("/")[2]) is None:
-            continue
-        with suppress(OSError), _open_parent(root, path) as (folder, name):
-            descriptor = os.open(name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=folder)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.unlink(name, dir_fd=folder)
-            finally:
-                os.close(descriptor)
+        if PART_NAME.fullmatch(path.rpartition("/")[2]):
+            with suppress(OSError), _open_parent(root, path) as (folder, _):
+                remove_parts(_folder_path(folder))
 
 
 def _reason(error: OSError) -> str:
