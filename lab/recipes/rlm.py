@@ -24,8 +24,8 @@ from kilburn.agents.loop import Limits
 from kilburn.cli.shell import main
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Reply, Request
-from kilburn.recursion.answer import RecursiveResult
 from kilburn.recursion.briefing import instructions
+from kilburn.recursion.inquiry import RecursiveResult
 from kilburn.recursion.rlm import RecursiveModel
 from kilburn.recursion.variable import variable
 from kilburn.wire.quotation import quote

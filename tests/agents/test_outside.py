@@ -23,7 +23,7 @@ from kilburn.model import Reply, Request, Tokens
 from kilburn.models.retry import Retry
 from kilburn.page import Page
 from kilburn.prices import Prices
-from kilburn.recursion.answer import AnswerOutcome, SubCalled
+from kilburn.recursion.inquiry import AnswerOutcome, SubCalled
 from kilburn.recursion.recorded import Missing
 from kilburn.recursion.rlm import RecursiveModel, RecursiveResult, replay, resume
 from kilburn.recursion.sandbox import Bounds, open_sandbox

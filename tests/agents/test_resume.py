@@ -28,7 +28,7 @@ from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Reply, Request, Tokens
 from kilburn.models.retry import Retry
 from kilburn.prices import Prices
-from kilburn.recursion.answer import AnswerOutcome
+from kilburn.recursion.inquiry import AnswerOutcome
 from kilburn.recursion.rlm import RecursiveModel, RecursiveResult, replay, resume
 from kilburn.recursion.sandbox import open_sandbox
 from kilburn.recursion.sub_calls import MAX_BATCH

@@ -25,7 +25,7 @@ from kilburn.model import Reply, Request, Tokens
 from kilburn.models.retry import Retry
 from kilburn.page import Place
 from kilburn.prices import Prices
-from kilburn.recursion.answer import AnswerOutcome, SubCalled
+from kilburn.recursion.inquiry import AnswerOutcome, SubCalled
 from kilburn.recursion.rlm import RecursiveModel, replay, resume
 from kilburn.recursion.sandbox import MAX_CALL_BYTES, Bounds, open_sandbox
 from kilburn.testing import FakeClock, Scripted, check_laws

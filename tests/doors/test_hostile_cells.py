@@ -28,7 +28,7 @@ from kilburn.errors import KilburnError
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Reply
 from kilburn.models.scripted import Scripted
-from kilburn.recursion.answer import AnswerOutcome
+from kilburn.recursion.inquiry import AnswerOutcome
 from kilburn.recursion.rlm import RecursiveModel
 from kilburn.recursion.sandbox import Bounds, Cell, CellOutcome, Sandbox, open_sandbox
 

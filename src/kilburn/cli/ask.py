@@ -23,7 +23,7 @@ from kilburn.errors import ModelError, SpecError
 from kilburn.models.weights import catalogue
 from kilburn.opening import Store
 from kilburn.prices import find_prices
-from kilburn.recursion.answer import AnswerOutcome, SubCalled
+from kilburn.recursion.inquiry import AnswerOutcome, SubCalled
 from kilburn.recursion.rlm import RecursiveModel, RecursiveResult, replay, resume
 from kilburn.recursion.variable import Source, read_files
 from kilburn.terminal import line, say, tell

@@ -3,25 +3,168 @@
 A sentence with a sign of change ("moved", "not any more", "instead") that speaks of the same matter as a fact in force *doubts*
 that fact. Nothing is retired. A page of the memory stores the sentence; it cites the message and has the fact as its source, so
 it is forgotten with either. A search that finds the fact returns the newest doubt before it and marks the fact (`Found.doubted`).
+
+A sentence may change a fact if it states another value of the same property, or if it has a sign of change and speaks of the same
+matter. The patterns are for English.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from functools import cache
 
 import msgspec
 
-from kilburn.claims import DOUBTS, SPEAKER
+from kilburn.claims import DOUBTS, SPEAKER, is_speaker
 from kilburn.effect import Answer, Effect, Find
 from kilburn.memory.clauses import clauses
-from kilburn.memory.resemblance import MAX_DOUBTED_FACTS, doubted_facts, resemblance_test
 from kilburn.memory.view import MemoryView, Utterance
-from kilburn.memory.words import is_sign
+from kilburn.memory.words import BRINGS, ENDS, KIN, NEGATED, content_words, is_sign, proper_names, stem
 from kilburn.message import Kind, Role
 from kilburn.move import Add, Retire
-from kilburn.page import Claim
+from kilburn.page import Claim, Page, address_of
 from kilburn.search.confidence import is_english
 from kilburn.search.dates import grounded
+
+MAX_DOUBTED_FACTS = 5
+"""Facts that one sentence may doubt; a sentence that would doubt more is too general."""
+
+_MATTERS = (
+    "live lives reside home house flat apartment address town city moved move relocated settled landlord keys van",
+    "work works job employer employed company hired fired salary pay boss notice resigned office career",
+    "drive drives car garage vehicle dealer van",
+    "phone mobile smartphone camera",
+    "vegetarian vegan pescatarian meat eat eats diet steak bacon fish cooking",
+    "married single divorced engaged girlfriend boyfriend wife husband partner fiancee",
+    "drink drinks coffee tea espresso matcha mornings morning breakfast mug",
+    "sport train trains training gym club practise practice play plays run swim team",
+    "medicine medication take takes taking tablet tablets pill pills doctor doc prescription dose",
+    "dog cat pet puppy kitten",
+    "study studies university school course degree",
+    "budget spend cost price money euros dollars pounds",
+    "name called",
+    "prefer prefers favourite favorite like likes love loves",
+)
+"""Words of one matter in each string: a sentence with one of them may change a fact with another."""
+
+_ABOUT_OTHERS = re.compile(rf"(?:(?:my|our|the) {KIN}\b|(?:he|she|they)\b)(?!.*\b(?:i|me|we|us|i'm|i've|we've)\b)", re.IGNORECASE)
+_DENIES = re.compile(r"\b(?:dislikes?|hates?|avoids?|allergic)\b", re.IGNORECASE)
+_OWNED = re.compile(r"\b(?:my|our|the) (?=(\w+))", re.IGNORECASE)
+_EVENT = re.compile(r"\b(?:meeting|appointment|interview|exam|flight|call|deadline|class|party|trip)\b", re.IGNORECASE)
+
+
+@cache
+def _matters() -> tuple[frozenset[str], ...]:
+    return tuple(frozenset(map(stem, words.split())) for words in _MATTERS)
+
+
+_SINGLE_VALUED = re.compile(
+    r"\b(?:lives? in|works? (?:at|for|as)|is (?:called|named|married to|engaged to|based in|due|on|at)|drives?|prefers?"
+    r"|(?:name|birthday|deadline|budget|address|phone|number|email|password|code|weight|height|size"
+    r"|favou?rite [\w ]{1,40}?) is)\b",
+    re.IGNORECASE,
+)
+"""Relations with one object at a time, in a sentence that a person asked to remember."""
+
+
+def rival_test(text: str) -> Callable[[str], bool]:
+    """Return a test of whether a known sentence states another value of the same property: the same subject, and a relation that
+    has one object at a time. Preferences count only if they are of one kind: dark mode and light mode."""
+    match = _SINGLE_VALUED.search(text)
+    if match is None:
+        return lambda sentence: False
+    subject, relation, new = text[: match.start()].strip().casefold(), _relation(match), _stems(text[match.end() :])
+    preferred = match[0].lower().startswith("prefer")
+
+    def rivals(sentence: str) -> bool:
+        known_match = _SINGLE_VALUED.search(sentence)
+        if (
+            known_match is None
+            or sentence[: known_match.start()].strip().casefold() != subject
+            or _relation(known_match) != relation
+        ):
+            return False
+        old = _stems(sentence[known_match.end() :])
+        return bool(new and old) and not new <= old and not old <= new and (bool(new & old) or not preferred)
+
+    return rivals
+
+
+def _relation(match: re.Match[str]) -> set[str]:
+    return set(map(stem, match[0].lower().split()))
+
+
+def rival_words(text: str) -> tuple[str, str] | None:
+    """Return words that every sentence has which this one rivals, and words of which it has one, if these are not ""; None where
+    no sentence is such."""
+    match = _SINGLE_VALUED.search(text)
+    if match is None:
+        return None
+    return text[: match.end()], text[match.end() :] if match[0].lower().startswith("prefer") else ""
+
+
+def has_change_sign(text: str) -> bool:
+    """Return whether a sentence has a sign of change; without one it resembles no fact."""
+    return ENDS.search(text) is not None or BRINGS.search(text) is not None
+
+
+def doubt_link(olds: Sequence[int]) -> Add:
+    """Return the page that says of some facts that the first `Add` of the same change doubts them."""
+    claim = Claim(subject=SPEAKER, relation=DOUBTS, object=" ".join(map(address_of, olds)), confidence=0.5, many=True)
+    text = "A later fact may have changed this one."
+    return Add(text=text, kind=Kind.TEXT, claim=claim, sources=tuple(olds), refers=(0,), why="a later fact")
+
+
+def doubted_facts(page: Page) -> set[int]:
+    """Return the facts that a page doubts: those that its claim names; all that it is made from, where it names none."""
+    addresses = page.claim.object.split() if page.claim is not None else []
+    return {source for source in page.sources if not addresses or address_of(source) in addresses}
+
+
+def resemblance_test(sentence: str) -> Callable[[str, Claim | None], bool]:
+    """Return a test of whether a sentence with a sign of change speaks of a fact: it says that the object is over, or it says
+    something new on the same matter about the same person."""
+    negated, event = NEGATED.search(sentence) is not None, _EVENT.search(sentence) is not None
+    about_others = _ABOUT_OTHERS.match(sentence) is not None
+    ends, brings = ENDS.search(sentence) is not None, BRINGS.search(sentence) is not None
+    stems = _stems(sentence)
+    # "I lost my job", "we gave up the flat"
+    owned = {stem(word.casefold()) for word in _OWNED.findall(sentence)} if ends else set[str]()
+    # New information has a name or a number.
+    fresh = {stem(name) for name in proper_names(f"- {sentence}")} | {word for word in stems if any(map(str.isdigit, word))}
+    # The words of the sentence, by matter.
+    spoken = [(of, of & stems) for of in _matters() if not of.isdisjoint(stems)]
+
+    def resembles(fact: str, claim: Claim | None) -> bool:
+        subject = claim.subject if claim is not None else ""
+        if claim is None or is_speaker(subject):
+            if about_others:
+                return False
+        elif not _stems(subject.replace(SPEAKER, "")) & stems:
+            return False
+        if negated and (NEGATED.search(fact) or _DENIES.search(fact)):
+            return False
+        whole = _stems(fact)
+        things = _stems(claim.object) if claim is not None else {stem(name) for name in proper_names(fact)}
+        if things and things <= stems:
+            return ends
+        if ends and things & stems:
+            return True
+        matter = whole - things - _stems(subject) if subject else whole - things
+        same = (matter & stems).union(*(mine for of, mine in spoken if not of.isdisjoint(matter) or not of.isdisjoint(things)))
+        if not same or event is not bool(_EVENT.search(fact)):
+            return False
+        if not owned.isdisjoint(same):
+            return True
+        return brings and (bool(fresh - whole) or any(mine - whole for of, mine in spoken if not of.isdisjoint(things)))
+
+    return resembles
+
+
+def _stems(text: str) -> set[str]:
+    return set(map(stem, content_words(text)))
+
 
 MAX_DOUBTS_PER_FACT = 3
 """Doubts about the same facts that stay in force; older ones are retired."""

@@ -16,9 +16,7 @@ from kilburn.kernel.drive import run
 from kilburn.kernel.segment import Recalled
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
-from kilburn.memory.learning import Learned, LearningJob, make_answerer
-from kilburn.memory.quota import Quota, make_room
-from kilburn.memory.resemblance import (
+from kilburn.memory.doubt import (
     MAX_DOUBTED_FACTS,
     doubt_link,
     doubted_facts,
@@ -27,6 +25,8 @@ from kilburn.memory.resemblance import (
     rival_test,
     rival_words,
 )
+from kilburn.memory.learning import Learned, LearningJob, make_answerer
+from kilburn.memory.quota import Quota, make_room
 from kilburn.memory.secrets import Secrets, screen
 from kilburn.memory.taint import lowest_read
 from kilburn.memory.words import content_words, is_said

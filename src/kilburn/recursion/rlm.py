@@ -51,11 +51,18 @@ from kilburn.model import Model, Tokens, takes_tools
 from kilburn.models.retry import Retry
 from kilburn.models.scripted import Scripted
 from kilburn.page import digest_of
-from kilburn.recursion.answer import EMPTY, AnswerOutcome, AnswerVariable, RecursiveResult, SubCalled
 from kilburn.recursion.briefing import MEMORY, REPL, cell_lines, fenced_code, instructions
-from kilburn.recursion.functions import Functions, as_tools, is_called_by
-from kilburn.recursion.inquiry import Inquiry, Watch, taken_over_error
-from kilburn.recursion.past import Past
+from kilburn.recursion.functions import Functions, Past, as_tools, is_called_by
+from kilburn.recursion.inquiry import (
+    EMPTY,
+    AnswerOutcome,
+    AnswerVariable,
+    Inquiry,
+    RecursiveResult,
+    SubCalled,
+    Watch,
+    taken_over_error,
+)
 from kilburn.recursion.recorded import Key, RunRecord, note
 from kilburn.recursion.sandbox import Bounds, CellOutcome, open_sandbox
 from kilburn.recursion.sub_calls import Hooks, SubCalls
