@@ -277,7 +277,7 @@ def test_functions_are_there_in_runs_below_and_in_a_subset_of_python() -> None:
 
 
 def hooks(log: list[Any]) -> dict[str, Any]:
-    names = ("on_subcall_start", "on_subcall_complete", "on_iteration_start", "on_iteration_complete")
+    names = ("on_subcall_start", "on_subcall_complete")
 
     def hook(name: str) -> Any:
         def told(*values: Any) -> None:
@@ -288,20 +288,16 @@ def hooks(log: list[Any]) -> dict[str, Any]:
     return {name: hook(name) for name in names}
 
 
-def test_callbacks_are_told_of_replies_and_sub_calls() -> None:
+def test_callbacks_are_told_of_sub_calls() -> None:
     log: list[Any] = []
     code = 'llm_query("one" * 100)\nllm_query_batched(["bad"])'
     last = '```repl\nanswer["content"] = 1' + READY + "\n```"
     ask(cell(code), last, sub=Answering(fails="bad"), **hooks(log))
     assert log == [
-        ("iteration_start", 0, 1),
         ("subcall_start", 1, "answering", ("one" * 100)[:100]),
         ("subcall_complete", 1, "answering", None),
         ("subcall_start", 1, "answering", "bad"),
         ("subcall_complete", 1, "answering", "Unavailable 2 times"),
-        ("iteration_complete", 0, 1),
-        ("iteration_start", 0, 2),
-        ("iteration_complete", 0, 2),
     ]
 
 
@@ -310,14 +306,10 @@ def test_callbacks_are_told_of_runs_below() -> None:
     below = cell('answer["content"] = llm_query("x")' + READY)
     ask(cell('answer["content"] = rlm_query("q", context)' + READY), below, depth=2, **hooks(log))
     assert log == [
-        ("iteration_start", 0, 1),
         ("subcall_start", 1, "scripted", "q"),
-        ("iteration_start", 1, 1),
         ("subcall_start", 2, "answering", "x"),
         ("subcall_complete", 2, "answering", None),
-        ("iteration_complete", 1, 1),
         ("subcall_complete", 1, "scripted", None),
-        ("iteration_complete", 0, 1),
     ]
 
 
@@ -328,7 +320,7 @@ def test_a_callback_that_raises_is_logged_and_the_run_goes_on(caplog: pytest.Log
     code = 'answer["content"] = llm_query_batched(["a", "b"])' + READY
     result = ask(cell(code), **dict.fromkeys(hooks([]), breaks))
     assert (result.outcome, result.content) == (AnswerOutcome.ANSWERED, ["A", "B"])
-    assert len([record for record in caplog.records if "raised" in record.message]) == 6
+    assert len([record for record in caplog.records if "raised" in record.message]) == 4
 
 
 def test_what_is_answered_from_a_record_calls_no_callback() -> None:
@@ -338,7 +330,7 @@ def test_what_is_answered_from_a_record_calls_no_callback() -> None:
     log: list[Any] = []
     last = cell('answer["content"] = x + llm_query("two")' + READY)
     assert resume(session, Scripted([last]), TEXT, sub=Answering(), **hooks(log)).content == "ONETWO"
-    assert [name for name, *_ in log] == ["iteration_start", "subcall_start", "subcall_complete", "iteration_complete"]
+    assert [name for name, *_ in log] == ["subcall_start", "subcall_complete"]
 
 
 def test_the_watch_is_shown_runs_below() -> None:

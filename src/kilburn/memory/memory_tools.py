@@ -38,74 +38,58 @@ ATTACHABLE = frozenset(
 EVERYWHERE = "*"
 """In place of a session's name: everything that may be read."""
 
+
+def _tool(name: str, description: str, optional: tuple[str, ...] = (), **fields: tuple[str, str, dict[str, Any]]) -> ToolSpec:
+    """Return the specification of a tool; each field has a JSON type, a description and the bounds of its value."""
+    properties = {field: {"type": kind, **bounds, "description": about} for field, (kind, about, bounds) in fields.items()}
+    return ToolSpec(name=name, description=description, parameters=object_schema(properties, optional=optional))
+
+
 SPECS = (
-    ToolSpec(
-        name="recall",
-        description=(
-            "Read earlier pages of this session exactly as they were. Lines such as [p17-p42 out: ...] in the conversation are "
-            "handles of pages that left your window. Long pages come in parts: go on with `offset`."
-        ),
-        parameters=object_schema(
-            {
-                "address": {"type": "string", "description": "p17, a range p17-p42, f3, or b1/p17 of a branch"},
-                "offset": {"type": "integer", "minimum": 0, "description": "first character to read, default 0"},
-                "limit": {"type": "integer", "minimum": 1, "description": "characters to read at most"},
-            },
-            optional=("offset", "limit"),
-        ),
+    _tool(
+        "recall",
+        "Read earlier pages of this session exactly as they were. Lines such as [p17-p42 out: ...] in the conversation are "
+        "handles of pages that left your window. Long pages come in parts: go on with `offset`.",
+        ("offset", "limit"),
+        address=("string", "p17, a range p17-p42, f3, or b1/p17 of a branch", {}),
+        offset=("integer", "first character to read, default 0", {"minimum": 0}),
+        limit=("integer", "characters to read at most", {"minimum": 1}),
     ),
-    ToolSpec(
-        name="search_memory",
-        description=(
-            "Search everything of this session for words: names, paths, errors, numbers. What left your window comes first."
-        ),
-        parameters=object_schema(
-            {
-                "query": {"type": "string", "description": "the words to look for; rare ones count most"},
-                "tokens": {"type": "integer", "minimum": 50, "description": "how much to return at most, default 1000"},
-            },
-            optional=("tokens",),
-        ),
+    _tool(
+        "search_memory",
+        "Search everything of this session for words: names, paths, errors, numbers. What left your window comes first.",
+        ("tokens",),
+        query=("string", "the words to look for; rare ones count most", {}),
+        tokens=("integer", "how much to return at most, default 1000", {"minimum": 50}),
     ),
-    ToolSpec(
-        name="pin",
-        description="Keep pages in your window, word for word, until unpinned: what every later step depends on. Pins take room.",
-        parameters=object_schema(
-            {
-                "address": {"type": "string", "description": "p17 or a range p17-p42"},
-                "unpin": {"type": "boolean", "description": "true to let them go again"},
-            },
-            optional=("unpin",),
-        ),
+    _tool(
+        "pin",
+        "Keep pages in your window, word for word, until unpinned: what every later step depends on. Pins take room.",
+        ("unpin",),
+        address=("string", "p17 or a range p17-p42", {}),
+        unpin=("boolean", "true to let them go again", {}),
     ),
-    ToolSpec(
-        name="note",
-        description="Keep a note, or mark pages as important so that they stay in your window longer.",
-        parameters=object_schema(
-            {
-                "note": {"type": "string", "description": "what to keep, in your own words"},
-                "address": {"type": "string", "description": "pages to mark instead"},
-                "importance": {
-                    "type": "number",
-                    "minimum": 0,
-                    "maximum": 1,
-                    "description": "1 (default) for what must stay longest",
-                },
-            },
-            optional=("note", "address", "importance"),
-        ),
+    _tool(
+        "note",
+        "Keep a note, or mark pages as important so that they stay in your window longer.",
+        ("note", "address", "importance"),
+        note=("string", "what to keep, in your own words", {}),
+        address=("string", "pages to mark instead", {}),
+        importance=("number", "1 (default) for what must stay longest", {"minimum": 0, "maximum": 1}),
     ),
-    ToolSpec(
-        name="remember",
-        description=(
-            "Keep a fact about the user for later conversations, where they ask you to, or tell something lasting: a sentence "
-            "that is clear on its own. What they said themselves holds at once."
-        ),
-        parameters=object_schema({"fact": {"type": "string", "description": "such as: The user lives in Porto."}}),
+    _tool(
+        "remember",
+        "Keep a fact about the user for later conversations, where they ask you to, or tell something lasting: a sentence "
+        "that is clear on its own. What they said themselves holds at once.",
+        fact=("string", "such as: The user lives in Porto.", {}),
     ),
 )
 NAMES = frozenset(spec.name for spec in SPECS)
 
+_SEARCH_BEYOND = {
+    "type": "string",
+    "description": "another session or memory to search instead, or * for this one and all that you may read",
+}
 BEYOND = (
     msgspec.structs.replace(
         SPECS[0],
@@ -113,16 +97,7 @@ BEYOND = (
     ),
     msgspec.structs.replace(
         SPECS[1],
-        parameters=SPECS[1].parameters
-        | {
-            "properties": SPECS[1].parameters["properties"]
-            | {
-                "session": {
-                    "type": "string",
-                    "description": "another session or memory to search instead, or * for this one and all that you may read",
-                }
-            }
-        },
+        parameters=SPECS[1].parameters | {"properties": SPECS[1].parameters["properties"] | {"session": _SEARCH_BEYOND}},
     ),
     *SPECS[2:],
 )

@@ -101,8 +101,6 @@ class RecursiveModel(Agent):
             that do not only read (`Tool(..., does="read")`) are written at once. Runs below call them too, in parallel.
         on_subcall_start: called with depth, the model's name, and the beginning of the prompt, before a sub-call or a run below.
         on_subcall_complete: called with depth, the model's name, seconds, and the error or None, after it.
-        on_iteration_start: called with depth and number, from 1, before a reply of a root.
-        on_iteration_complete: called with depth, number and seconds, after the reply and its cells.
         sandbox: name of the sandbox; see `open_sandbox`.
         bounds: bounds of a cell; None for an output that fits the window.
         parallel: models that are asked at the same time at most.
@@ -137,8 +135,6 @@ class RecursiveModel(Agent):
         functions: Mapping[str, Callable[..., Any] | Tool] | None = None,
         on_subcall_start: Callable[[int, str, str], Any] | None = None,
         on_subcall_complete: Callable[[int, str, float, str | None], Any] | None = None,
-        on_iteration_start: Callable[[int, int], Any] | None = None,
-        on_iteration_complete: Callable[[int, int, float], Any] | None = None,
         sandbox: str = "auto",
         bounds: Bounds | None = None,
         parallel: int = 4,
@@ -153,12 +149,7 @@ class RecursiveModel(Agent):
             raise SpecError(f"depth={depth}, parallel={parallel}", advice="give depth 0 or more, and one call at a time")
         self.sub, self.depth, self.parallel = sub or model, depth, parallel
         self.functions = as_tools(functions or {})
-        self.hooks = Hooks(
-            on_subcall_start=on_subcall_start,
-            on_subcall_complete=on_subcall_complete,
-            on_iteration_start=on_iteration_start,
-            on_iteration_complete=on_iteration_complete,
-        )
+        self.hooks = Hooks(on_subcall_start=on_subcall_start, on_subcall_complete=on_subcall_complete)
         self.sandbox_name, self.retry, self.recorded = sandbox, retry or Retry(attempts=3), recorded
         self.cell_bounds = bounds or Bounds(seconds=60, memory=1 << 30, output=max(400, min(20_000, session.prompts.capacity)))
         self.asked = limits or Limits(steps=30)
@@ -223,7 +214,7 @@ class RecursiveModel(Agent):
                 reason = f"the code of the recorded run could call {', '.join(missing)}"
                 raise SpecError(reason, advice="give the same functions; what they returned then is not asked again")
         run = Inquiry(self.session, self.asked, self.clock, self.outer, recorded=self.recorded, watch=watch)
-        self.inquiry, self.account, self._iterations = run, run.own, 0
+        self.inquiry, self.account = run, run.own
         run.sub_calls = self._sub_calls(run)
         calls = self._calls(run, past)
         variables, files, setup = text.setup if text is not None else ({}, {}, "")
@@ -347,20 +338,15 @@ class RecursiveModel(Agent):
     def _step(self) -> str | None:
         """Take the next reply, from the record or from the model, and run its calls. Return its text if it calls nothing."""
         run = self.inquiry
-        reply, began = run.next_recorded(), None
+        reply = run.next_recorded()
         if reply is None:
             for notice in run.rerun.notices():
                 run.say(notice)
             run.check()
-            self._iterations += 1
-            began = self.clock()
-            self.hooks.tell("on_iteration_start", self.level, self._iterations)
             reply = run_to_end(self._reply(), run.show)
             run.page = self.session.window.last
         for event in self._work(reply.calls, None):
             run.show(event)
-        if began is not None:
-            self.hooks.tell("on_iteration_complete", self.level, self._iterations, self.clock() - began)
         return None if reply.calls else reply.text
 
     def _charge(self, usage: Tokens) -> None:

@@ -69,8 +69,6 @@ class Hooks(msgspec.Struct, frozen=True, kw_only=True):
 
     on_subcall_start: Callable[[int, str, str], Any] | None = None
     on_subcall_complete: Callable[[int, str, float, str | None], Any] | None = None
-    on_iteration_start: Callable[[int, int], Any] | None = None
-    on_iteration_complete: Callable[[int, int, float], Any] | None = None
 
     def tell(self, name: str, *values: Any) -> None:
         """Call a hook if there is one. Its exceptions are logged, and the run goes on."""
