@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -164,25 +166,26 @@ def _noted(
     def quoted() -> str:
         return quote("notes", NOTED + with_headings(quoted_notes)) if quoted_notes else ""
 
+    def fits_cut(at: int, characters: int) -> bool:
+        quoted_notes[at] = _cut(notes[at], characters)
+        return count(quoted()) <= tokens
+
     for at in reversed(range(len(notes))):
         if count(quoted()) <= tokens:
             break
-        low, high = 0, len(quoted_notes[at][1])
-        while low < high:
-            middle = (low + high + 1) // 2
-            quoted_notes[at] = _cut(notes[at], middle)
-            low, high = (middle, high) if count(quoted()) <= tokens else (low, middle - 1)
-        quoted_notes[at] = _cut(notes[at], low)
-        if low:
-            break
-        if count(quoted()) > tokens:
+        size = _largest(len(quoted_notes[at][1]), partial(fits_cut, at))
+        if not fits_cut(at, size):
             quoted_notes.pop()
+        elif size:
+            break
     shown_notes = [*notes[: len(quoted_notes)]]
-    return (
-        quoted(),
-        shown_notes,
-        [piece for piece, (_, text) in zip(shown_notes, quoted_notes, strict=True) if len(text) < len(piece.text)],
-    )
+    cut_notes = [piece for piece, (_, text) in zip(shown_notes, quoted_notes, strict=True) if len(text) < len(piece.text)]
+    return quoted(), shown_notes, cut_notes
+
+
+def _largest(limit: int, fits: Callable[[int], bool]) -> int:
+    """Return the largest number up to a limit that fits, if any number below one that fits does; 0 if none fits."""
+    return bisect_left(range(1, limit + 1), True, key=lambda number: not fits(number))
 
 
 def _cut(piece: StandingNote, characters: int) -> tuple[str, str]:
@@ -226,20 +229,17 @@ def quotation(
     # What is newer is read first: of two that contradict each other it is more likely to hold.
     hits.sort(key=lambda hit: (-hit.time, hit.session, hit.span))
     passages = [_headed(hit) for hit in hits]
-    worst = sorted(range(len(hits)), key=lambda at: hits[at].score)
-    text, best_fitting = "", set[int]()
-    low, high = 0, len(hits)
-    # The most that fit, the best of them: whether so many do is tried by halves.
-    size = high
-    while low < high:
-        best = set(worst[len(worst) - size :])
-        tried = quote("memory", REMEMBERED + with_headings(passages[at] for at in sorted(best)))
-        if store.counter.count(tried) <= tokens:
-            low, text, best_fitting = size, tried, best
-        else:
-            high = size - 1
-        size = (low + high + 1) // 2
-    return text, [hits[at] for at in sorted(best_fitting)]
+    best = sorted(range(len(hits)), key=lambda at: -hits[at].score)
+
+    def quoted(size: int) -> str:
+        return quote("memory", REMEMBERED + with_headings(passages[at] for at in sorted(best[:size]))) if size else ""
+
+    def fits(size: int) -> bool:
+        return store.counter.count(quoted(size)) <= tokens
+
+    # Usually all of them fit.
+    size = len(hits) if fits(len(hits)) else _largest(len(hits) - 1, fits)
+    return quoted(size), [hits[at] for at in sorted(best[:size])]
 
 
 def _may_come(hit: Found) -> bool:
@@ -293,25 +293,25 @@ def bring(
     try:
         with kernel_of(session, turn) as kernel:
             hits, visible_hits = _hits(session, kernel, tokens, earlier)
-        hits = [pair for pair in hits if pair[0] not in beside]
+        # The best ones first.
+        hits = sorted((pair for pair in hits if pair[0] not in beside), key=lambda pair: -pair[1].score)
     except KilburnError as error:
         # The prompt does without.
         log.warning("session %s: nothing was brought: %s", session.name, error)
         return None
-    count = session.counter.count
-    while hits:
-        passages = [(_heading(hit, session.name), hit.text) for _, hit in sorted(hits, key=lambda pair: (pair[0], pair[1].span))]
-        text = quote("recalled", QUOTED_HEADING + with_headings(passages))
-        cost = count(text)
-        if cost <= tokens:
-            return _brought(session, text, cost, [*hits, *visible_hits])
-        hits.remove(min(hits, key=lambda pair: pair[1].score))
-    return _brought(session, "", 0, visible_hits) if visible_hits else None
 
+    def quoted(size: int) -> str:
+        pairs = sorted(hits[:size], key=lambda pair: (pair[0], pair[1].span))
+        passages = [(f"{_address(hit, session.name)}, {hit.origin}, {format_day(hit.time)}", hit.text) for _, hit in pairs]
+        return quote("recalled", QUOTED_HEADING + with_headings(passages)) if size else ""
 
-def _brought(session: Session, text: str, tokens: int, hits: Sequence[tuple[Key, Found]]) -> Brought:
-    names = tuple(dict.fromkeys(_address(hit, session.name) for _, hit in hits))
-    return Brought(text=text, tokens=tokens, pages=tuple(dict.fromkeys(key for key, _ in hits)), names=names)
+    size = _largest(len(hits), lambda size: session.counter.count(quoted(size)) <= tokens)
+    shown_hits = [*hits[:size], *visible_hits]
+    if not shown_hits:
+        return None
+    names = tuple(dict.fromkeys(_address(hit, session.name) for _, hit in shown_hits))
+    pages = tuple(dict.fromkeys(key for key, _ in shown_hits))
+    return Brought(text=quoted(size), tokens=session.counter.count(quoted(size)) if size else 0, pages=pages, names=names)
 
 
 def _hits(
@@ -370,10 +370,6 @@ def _unshown(hit: Found, shown_spans: Sequence[tuple[int, int]]) -> list[Found]:
 
 def _address(hit: Found, own_name: str) -> str:
     return hit.address if hit.session == own_name else hit.reference
-
-
-def _heading(hit: Found, own_name: str) -> str:
-    return f"{_address(hit, own_name)}, {hit.origin}, {format_day(hit.time)}"
 
 
 def behind(messages: Iterable[Any], text: str, words: str = "", kind: str = "text") -> list[Any] | None:
