@@ -145,7 +145,7 @@ class Data(TypedDict, total=False):
     """A session, with `upto` and `waiting`."""
     upto: int
     waiting: Sequence[Sequence[int]]
-    chunks: Sequence[Sequence[int]]
+    chunks: Sequence[int]
 
     # Notes of a gateway, and of a scheduler
     turn: int

@@ -6,13 +6,13 @@ at each question. Messages after an untrusted text was read are left out.
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
 from kilburn.backend import SegmentKind
 from kilburn.collections.names import LARGEST_NOTE, checked_name
 from kilburn.effect import Answer, Ask, Effect, Note, Outcome
+from kilburn.memory.brought import format_day
 from kilburn.memory.view import MemoryView
 from kilburn.message import Kind, Trust
 from kilburn.move import Add, Retire
@@ -70,7 +70,7 @@ class Consolidate:
         old_text = view.text(page.id) if page is not None else ""
         parts = [("the note now", old_text or "(empty)")]
         parts += [
-            (f"{utterance.role}, {_day(utterance.page.time)}", utterance.text[:MAX_SHOWN_CHARS]) for utterance in utterances
+            (f"{utterance.role}, {format_day(utterance.page.time)}", utterance.text[:MAX_SHOWN_CHARS]) for utterance in utterances
         ]
         text = yield from self._answer(parts)
         if len(text) > self.limit:
@@ -99,7 +99,3 @@ class Consolidate:
             yield Note(outcome=answer.outcome, why="the model wrote no note")
             return ""
         return answer.text.strip()
-
-
-def _day(time: float) -> str:
-    return dt.datetime.fromtimestamp(time, tz=dt.UTC).strftime("%Y-%m-%d")

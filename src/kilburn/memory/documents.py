@@ -161,7 +161,7 @@ def _changed(document: Collection, text: str, name: str) -> Ingested:
         changes.append(Retire(pages=removed, why="no longer in the document"))
     # The new pages have no numbers yet: -1, -2, ... stand for them, in their order.
     fresh = iter(range(-1, -added - 1, -1))
-    order = _ranges(reused.get(at) or next(fresh) for at in range(len(new)))
+    order = [reused.get(at) or next(fresh) for at in range(len(new))]
     document.apply(*changes, seen=head, note={"outcome": ORDERED, "chunks": order})
     return Ingested(documents=(name,), added=added, retired=len(removed), unchanged=len(reused))
 
@@ -181,22 +181,6 @@ def _match_chunks(old: Sequence[str], new: Sequence[str], pages: Sequence[int]) 
     return reused
 
 
-def _ranges(pages: Iterable[int]) -> list[list[int]]:
-    """Return pages as (first, last) of each run of neighbours; the numbers of new ones count down."""
-    ranges: list[list[int]] = []
-    for page in pages:
-        if ranges and page == ranges[-1][1] + (1 if page > 0 else -1) and (page > 0) == (ranges[-1][1] > 0):
-            ranges[-1][1] = page
-        else:
-            ranges.append([page, page])
-    return ranges
-
-
-def _expanded(first: int, last: int, added: Sequence[int]) -> Sequence[int]:
-    """Return the pages of a range of `_ranges`, those that were new by their numbers."""
-    return range(first, last + 1) if first > 0 else added[-first - 1 : -last]
-
-
 def in_order(document: Collection) -> list[Page]:
     """Return the chunks of a document that are in force, as they stand in its text."""
     pages = {page.id: page for page, _ in document.pages()}
@@ -206,7 +190,7 @@ def in_order(document: Collection) -> list[Page]:
         if event.act is Act.ADMIT:
             added = event.pages
         elif event.act is Act.NOTE and event.data.get("outcome") == ORDERED:
-            order = [page for first, last in event.data["chunks"] for page in _expanded(first, last, added)]
+            order = [page if page > 0 else added[-page - 1] for page in event.data["chunks"]]
     ids = dict.fromkeys(page for page in (*order, *pages) if page in pages)
     return [pages[page] for page in ids]
 

@@ -17,7 +17,7 @@ from kilburn.errors import ClockSkew, ClockWarning, SpecError
 from kilburn.forgetting.erasure import Erasure
 from kilburn.kernel.receipts import ranges
 from kilburn.kernel.store import Store
-from kilburn.page import Page
+from kilburn.page import Page, address_of
 from kilburn.search.dates import DAY
 
 MINUTE, HOUR = 60.0, 3600.0
@@ -93,13 +93,7 @@ def _is_over(page: Page, state: State, now: float, retention: float, history: fl
 
 def _holding_pins(memory: Collection, over: Sequence[int], pinned: set[int]) -> list[int]:
     """Return the pages that are pinned, or from which something pinned was made."""
-    holding = []
-    for number in over if pinned else ():
-        family, fresh = {number}, [number]
-        while fresh:
-            more = {page for segment, page in memory.backend.citing(memory.number, fresh) if segment == memory.number} - family
-            family |= more
-            fresh = list(more)
-        if family & pinned:
-            holding.append(number)
-    return holding
+    closures = {number: memory.contents.closure(address_of(number)) for number in (over if pinned else ())}
+    return [
+        number for number, closure in closures.items() if any(name == memory.name and page.id in pinned for name, page in closure)
+    ]
