@@ -46,16 +46,15 @@ _pieces = msgspec.msgpack.Decoder(tuple[Piece, ...])
 
 
 def check_storable(*texts: str | None) -> None:
-    """Check that names and values can be stored.
+    """Check that texts, names and values can be stored.
 
     Raises:
         StoreError: one has a lone surrogate.
     """
-    for text in texts:
-        try:
-            (text or "").encode()
-        except UnicodeEncodeError as error:
-            raise StoreError(f"{error.object[:40]!a} has a lone surrogate", advice="replace it, and store it again") from error
+    try:
+        "".join(filter(None, texts)).encode()
+    except UnicodeEncodeError as error:
+        raise StoreError(f"a text has a lone surrogate at character {error.start}", advice="replace it before storing") from error
 
 
 def encode_text(text: str, digest: str) -> bytes:
@@ -64,10 +63,8 @@ def encode_text(text: str, digest: str) -> bytes:
     Raises:
         StoreError: it has another digest, or a lone surrogate.
     """
-    try:
-        data = text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise StoreError(f"a text has a lone surrogate at character {error.start}", advice="replace it before storing") from error
+    check_storable(text)
+    data = text.encode()
     actual = hashlib.sha256(data).hexdigest()
     if actual != digest:
         raise StoreError(f"a text with digest {actual} was given under the digest {digest}", advice="use page.digest_of")

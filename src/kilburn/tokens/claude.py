@@ -10,27 +10,9 @@ from __future__ import annotations
 
 import re
 
-from kilburn.tokens.families import Bound, FamilyEstimate
-from kilburn.tokens.shape import PatternWeights
+from kilburn.tokens.families import FamilyEstimate
+from kilburn.tokens.shape import WEIGHTS, Bound
 
-OLD_WEIGHTS = PatternWeights(
-    start=103,
-    shape={
-        "aA": 5, "A": 16, "AA": 6, "000": 27, ".": 5, ".n.n": 170, " " * 16: 93, "n": 7, "l": 61, "g": 44, "h": 53, "i": 168,
-        "j": 52, "s": 52, "k": 104, "c": 104, "o": 79, "p": 103, "e": 104, "0a": 11,
-    },
-    word={" a": 48, "aaaaa": 32, "aaaaaaaa": 46},
-    sound={"cccc": 41, "vvv": 28},
-)  # fmt: skip
-NEW_WEIGHTS = PatternWeights(
-    start=103,
-    shape={
-        "A": 48, "AA": 1, "0": 3, "000": 9, ".": 27, ".n.n": 110, " " * 16: 93, "n": 23, "l": 88, "g": 44, "h": 55, "i": 171,
-        "j": 55, "s": 52, "k": 111, "c": 111, "o": 82, "p": 103, "e": 111,
-    },
-    word={" a": 62, "aaaaa": 108, "aaaaaaaa": 136},
-    sound={"vvv": 158},
-)  # fmt: skip
 SHARE = {"old": 103, "new": 95}
 """Hundredths of a token for each token of o200k."""
 
@@ -58,5 +40,5 @@ class Claude(FamilyEstimate):
 
     def __init__(self, name: str) -> None:
         generation = model_generation(name)
-        weights, family = (NEW_WEIGHTS, "claude-large") if generation == "new" else (OLD_WEIGHTS, "claude")
+        weights, family = (WEIGHTS.claude_new, "claude-large") if generation == "new" else (WEIGHTS.claude_old, "claude")
         super().__init__(name, (Bound({"o200k_base": SHARE[generation]}, weights),), family=family)

@@ -8,30 +8,9 @@ character. What a provider reports corrects it (see `kilburn.tokens.calibrated`)
 from __future__ import annotations
 
 from kilburn.errors import SpecError
-from kilburn.tokens.shape import PatternWeights, weigh
+from kilburn.tokens.shape import WEIGHTS, PatternWeights, weigh
 
-ANY_MODEL = PatternWeights(
-    start=103,
-    shape={
-        "aA": 79, "A": 76, "0": 117, "000": 34, ".": 82, " " * 16: 111, "n": 177, "^": 103, "l": 166, "g": 116, "h": 217,
-        "i": 318, "j": 309, "s": 145, "k": 309, "c": 309, "o": 287, "p": 309, "e": 514, "0A": 244,
-    },
-    word={" a": 104, "aaa": 2, "aaaaa": 196, "aaaaaaaa": 214},
-    sound={"cccc": 173, "vvv": 111},
-)  # fmt: skip
-"""Covers o200k, cl100k, Qwen 3.5, SmolLM2, Mistral's Tekken and 32k SentencePiece, and Claude's
-tokenizers of both generations as `ctok` 1.3 rebuilds them."""
-
-OPEN = PatternWeights(
-    start=103,
-    shape={
-        "aA": 151, "A": 19, "0": 132, ".": 66, " " * 16: 149, "n": 226, "^": 103, "l": 262, "g": 117, "h": 218,
-        "i": 317, "j": 309, "s": 145, "k": 309, "c": 309, "o": 286, "p": 309, "e": 514, "0A": 280,
-    },
-    word={" a": 106, "aaaaa": 112, "aaaaaaaa": 177},
-    sound={"cccc": 207, "vvv": 21},
-)  # fmt: skip
-"""The same without Claude's tokenizers, so that it is closer for English and code."""
+ANY_MODEL, OPEN = WEIGHTS.any_model, WEIGHTS.open_models
 
 
 class Estimate:

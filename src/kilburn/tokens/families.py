@@ -27,24 +27,9 @@ uses two encodings: toktok is 50 times slower with three. Later Qwens have the v
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
 
 from kilburn.tokens.encodings import tokens_in
-from kilburn.tokens.shape import PatternWeights, weigh
-
-O200K, CL100K, QWEN35 = "o200k_base", "cl100k_base", "qwen3.5"
-
-
-class Bound(NamedTuple):
-    """A sum that is not below the count of a family's tokenizer.
-
-    Args:
-        shares: hundredths of a token for each token of an encoding, by its name; see `kilburn.tokens.encodings`.
-        weights: of the text's shape.
-    """
-
-    shares: dict[str, int]
-    weights: PatternWeights
+from kilburn.tokens.shape import WEIGHTS, Bound, weigh
 
 
 class FamilyEstimate:
@@ -84,62 +69,13 @@ class FamilyEstimate:
         return max(-(-min(sums) // 100), tokens_at_least)
 
 
-# fmt: off
-QWEN = (
-    Bound({CL100K: 100}, PatternWeights(start=100, shape={"0": 67}, word={}, sound={})),
-    Bound({CL100K: 23, QWEN35: 75}, PatternWeights(start=120, shape={"000": 102, ".": 3, "l": 333, "g": 48, "h": 67, "i": 61,
-        "j": 47, "k": 17, "o": 8, "e": 6, " ": 31}, word={"aaaaaaaa": 102}, sound={})),
-    Bound({CL100K: 43, QWEN35: 58}, PatternWeights(start=120, shape={"0": 10, "000": 73, "^": 23, "l": 40, "g": 39, "h": 45,
-        "i": 46, "j": 22, "o": 4, "p": 131}, word={" a": 9, "aaaaaaaa": 143}, sound={})),
-    Bound({CL100K: 37, QWEN35: 52}, PatternWeights(start=120, shape={"000": 227, ".": 9, "A": 8, "^": 78, "l": 61, "g": 44, "h":
-        63, "i": 59, "j": 289, "c": 60, "o": 8, "e": 46, " ": 22}, word={" a": 4, "aaaaa": 9, "aaaaaaaa": 122}, sound={"vvv":
-        22})),
-)
-LLAMA = (
-    Bound({CL100K: 100}, PatternWeights(start=100, shape={}, word={}, sound={})),
-    Bound({O200K: 55, CL100K: 42}, PatternWeights(start=120, shape={"000": 18, ".": 3, "l": 70, "g": 23, "h": 80, "i": 97, "j":
-        109, "s": 14, "o": 14, "e": 48}, word={" a": 17, "aaaaa": 14, "aaaaaaaa": 69}, sound={"vvv": 350})),
-    Bound({O200K: 64, CL100K: 26}, PatternWeights(start=120, shape={"000": 17, ".": 19, "l": 87, "g": 35, "h": 111, "i": 125,
-        "j": 141, "s": 33, "c": 11, "o": 34, "e": 73}, word={" a": 35, "aaaaaaaa": 130}, sound={"vvv": 347})),
-    Bound({O200K: 99}, PatternWeights(start=120, shape={"000": 8, "n": 11, "l": 103, "g": 44, "h": 154, "i": 162, "j": 184, "s":
-        4, "c": 14, "o": 10, "e": 67}, word={" a": 29, "aaaaaaaa": 152}, sound={"vvv": 350})),
-    Bound({O200K: 5, CL100K: 93}, PatternWeights(start=120, shape={"000": 27, ".": 3, "^": 14, "l": 8, "h": 11, "i": 14, "j":
-        21, "s": 9, "o": 9, "e": 11}, word={" a": 6, "aaaaa": 12}, sound={})),
-)
-DEEPSEEK = (
-    Bound({O200K: 22, CL100K: 79}, PatternWeights(start=120, shape={"000": 7, ".": 27, "n": 9, "^": 19, "l": 20}, word={"aaaaa":
-        19}, sound={})),
-    Bound({O200K: 92}, PatternWeights(start=120, shape={"000": 42, ".": 10, "l": 60, "g": 36, "h": 42, "i": 56, "j": 99, "s":
-        17, "k": 11, "o": 32, "e": 19, " ": 21}, word={" a": 6, "aaaaa": 45, "aaaaaaaa": 77}, sound={"vvv": 230})),
-    Bound({O200K: 37, CL100K: 43}, PatternWeights(start=120, shape={"0": 26, ".": 19, "n": 10, "l": 17, "g": 22, "h": 48, "i":
-        24, "j": 63, "s": 63, "c": 7, "o": 66, "e": 78}, word={" a": 46, "aaaaa": 5, "aaaaaaaa": 99}, sound={"vvv": 350})),
-    Bound({O200K: 75, CL100K: 23}, PatternWeights(start=120, shape={".": 8, "n": 6, "l": 27, "g": 25, "h": 22, "i": 23, "j": 67,
-        "s": 7, "o": 12}, word={" a": 22, "aaaaa": 15, "aaaaaaaa": 87}, sound={"vvv": 148})),
-    Bound({O200K: 61, CL100K: 43}, PatternWeights(start=120, shape={"0": 13, ".": 3, "l": 19, "g": 11, "j": 45, "s": 61},
-        word={"aaaaa": 47}, sound={"vvv": 246})),
-)
-GEMINI = (
-    Bound({O200K: 27, CL100K: 68}, PatternWeights(start=120, shape={"0": 84, ".": 58, "n": 42, "h": 13, "i": 250, "j": 23, "s":
-        14, "c": 6, "o": 68, "e": 26}, word={" a": 6, "aaaaaaaa": 31}, sound={})),
-    Bound({O200K: 91}, PatternWeights(start=148, shape={"0": 50, "000": 86, ".": 19, "n": 48, " " * 16: 60, "A": 8, "^": 22,
-        "l": 42, "g": 39, "h": 34, "i": 46, "j": 96, "c": 10, "o": 33, "p": 23, "e": 61}, word={" a": 25, "aaaaa": 40},
-        sound={"vvv": 147})),
-    Bound({O200K: 36}, PatternWeights(start=120, shape={"0": 53, "000": 230, ".": 40, "n": 63, "A": 9, "^": 127, "g": 60, "h":
-        58, "i": 78, "j": 196, "s": 40, "c": 146, "o": 241, "e": 271}, word={" a": 133, "aaaaaaaa": 245}, sound={"vvv": 350})),
-    Bound({O200K: 102, CL100K: 18}, PatternWeights(start=120, shape={"000": 185, "g": 14, "j": 9}, word={" a": 46, "aaaaaaaa":
-        29}, sound={})),
-    Bound({O200K: 52, CL100K: 40}, PatternWeights(start=120, shape={"0": 187, ".": 34, "g": 13, "j": 30, "s": 8, "c": 23, "o":
-        74, "e": 37, " ": 3}, word={"aaaaa": 50}, sound={"vvv": 350})),
-)
-# fmt: on
-
 FAMILIES: tuple[tuple[re.Pattern[str], tuple[Bound, ...], str], ...] = (
-    (re.compile(r"(code)?qwen|qwq"), QWEN, QWEN35),
+    (re.compile(r"(code)?qwen|qwq"), WEIGHTS.families["qwen"], "qwen3.5"),
     # Llama 2 and CodeLlama have another, smaller vocabulary.
-    (re.compile(r"(.*[^a-z])?llama-?v?[34]"), LLAMA, ""),
+    (re.compile(r"(.*[^a-z])?llama-?v?[34]"), WEIGHTS.families["llama"], ""),
     # Distilled models have the vocabulary of what they were made from, and the first coders had smaller ones.
-    (re.compile(r"deepseek(?!.*(distill|coder))"), DEEPSEEK, ""),
-    (re.compile(r"gem(ini|ma)"), GEMINI, ""),
+    (re.compile(r"deepseek(?!.*(distill|coder))"), WEIGHTS.families["deepseek"], ""),
+    (re.compile(r"gem(ini|ma)"), WEIGHTS.families["gemini"], ""),
 )
 
 

@@ -1,12 +1,13 @@
 """The shape of a text: how many words, long words, digits, marks and bytes of each script it has.
 
 Everything is one `bytes.translate` into an alphabet of classes and some `bytes.count` over it, so it runs at C speed
-and in linear time. The weights for these counts are in the modules of the counters that use them.
+and in linear time. The weights for these counts are in `weights.json`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 
@@ -81,11 +82,44 @@ def _byte_class(byte: int) -> str:
     return "0" if char.isdigit() else "."
 
 
+class Bound(msgspec.Struct, frozen=True):
+    """A sum that is not below the count of a family's tokenizer.
+
+    Args:
+        shares: hundredths of a token for each token of an encoding, by its name; see `kilburn.tokens.encodings`.
+        weights: of the text's shape.
+    """
+
+    shares: dict[str, int]
+    weights: PatternWeights
+
+
+class _Weights(msgspec.Struct, frozen=True):
+    """The weights of all counters, as `weights.json` has them.
+
+    Args:
+        any_model: they cover o200k, cl100k, Qwen 3.5, SmolLM2, Mistral's Tekken and 32k SentencePiece, and Claude's tokenizers of
+            both generations as `ctok` 1.3 rebuilds them.
+        open_models: the same without Claude's tokenizers, so closer for English and code.
+        claude_old, claude_new: see `kilburn.tokens.claude`.
+        families: the bounds of each family; see `kilburn.tokens.families`.
+    """
+
+    any_model: PatternWeights
+    open_models: PatternWeights
+    claude_old: PatternWeights
+    claude_new: PatternWeights
+    families: dict[str, tuple[Bound, ...]]
+
+
 _CLASSES = [_byte_class(byte) for byte in range(256)]
 _ASCII = frozenset("".join(_CLASSES[:0x80]).encode())
 _SHAPE = "".join(_CLASSES).encode()
 _WORD = "".join("a" if name in "aA" and byte < 0x80 else " " for byte, name in enumerate(_CLASSES)).encode()
 _SOUND = "".join(" " if _WORD[byte] == 0x20 else "v" if chr(byte) in "aeiouyAEIOUY" else "c" for byte in range(256)).encode()
+
+
+WEIGHTS = msgspec.json.decode(Path(__file__).with_name("weights.json").read_bytes(), type=_Weights)
 
 
 def _slices(text: str) -> Iterator[str]:
