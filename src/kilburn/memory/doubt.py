@@ -18,6 +18,7 @@ import msgspec
 
 from kilburn.claims import DOUBTS, SPEAKER, is_speaker
 from kilburn.effect import Answer, Effect, Find
+from kilburn.memory import english
 from kilburn.memory.clauses import clauses
 from kilburn.memory.view import MemoryView, Utterance
 from kilburn.memory.words import BRINGS, ENDS, KIN, NEGATED, content_words, is_sign, proper_names, stem
@@ -30,23 +31,6 @@ from kilburn.search.dates import grounded
 MAX_DOUBTED_FACTS = 5
 """Facts that one sentence may doubt; a sentence that would doubt more is too general."""
 
-_MATTERS = (
-    "live lives reside home house flat apartment address town city moved move relocated settled landlord keys van",
-    "work works job employer employed company hired fired salary pay boss notice resigned office career",
-    "drive drives car garage vehicle dealer van",
-    "phone mobile smartphone camera",
-    "vegetarian vegan pescatarian meat eat eats diet steak bacon fish cooking",
-    "married single divorced engaged girlfriend boyfriend wife husband partner fiancee",
-    "drink drinks coffee tea espresso matcha mornings morning breakfast mug",
-    "sport train trains training gym club practise practice play plays run swim team",
-    "medicine medication take takes taking tablet tablets pill pills doctor doc prescription dose",
-    "dog cat pet puppy kitten",
-    "study studies university school course degree",
-    "budget spend cost price money euros dollars pounds",
-    "name called",
-    "prefer prefers favourite favorite like likes love loves",
-)
-"""Words of one matter in each string: a sentence with one of them may change a fact with another."""
 
 _ABOUT_OTHERS = re.compile(rf"(?:(?:my|our|the) {KIN}\b|(?:he|she|they)\b)(?!.*\b(?:i|me|we|us|i'm|i've|we've)\b)", re.IGNORECASE)
 _DENIES = re.compile(r"\b(?:dislikes?|hates?|avoids?|allergic)\b", re.IGNORECASE)
@@ -56,15 +40,10 @@ _EVENT = re.compile(r"\b(?:meeting|appointment|interview|exam|flight|call|deadli
 
 @cache
 def _matters() -> tuple[frozenset[str], ...]:
-    return tuple(frozenset(map(stem, words.split())) for words in _MATTERS)
+    return tuple(frozenset(map(stem, words.split())) for words in english.SECTIONS["doubt"]["matters"])
 
 
-_SINGLE_VALUED = re.compile(
-    r"\b(?:lives? in|works? (?:at|for|as)|is (?:called|named|married to|engaged to|based in|due|on|at)|drives?|prefers?"
-    r"|(?:name|birthday|deadline|budget|address|phone|number|email|password|code|weight|height|size"
-    r"|favou?rite [\w ]{1,40}?) is)\b",
-    re.IGNORECASE,
-)
+_SINGLE_VALUED = english.pattern("doubt.single_valued", re.IGNORECASE)
 """Relations with one object at a time, in a sentence that a person asked to remember."""
 
 

@@ -18,6 +18,7 @@ import msgspec
 
 from kilburn.claims import SPEAKER, is_speaker, plain_name
 from kilburn.effect import Answer, Ask, Effect, Note, Outcome
+from kilburn.memory import english
 from kilburn.memory.clauses import clauses, unasked
 from kilburn.memory.view import MemoryView, Utterance
 from kilburn.memory.words import KIN, NEGATED, RECURRING, content_words, is_sign, match_words, proper_names, stated_end
@@ -51,23 +52,12 @@ SYSTEM = (
     'Reply with JSON alone; {"facts": []} where there is none.'
 )
 
-_ONE_AT_A_TIME = re.compile(
-    r"(?:lives? in|moved to|works? (?:at|for|as)|is employed (?:at|by)|is (?:called|named|married to|engaged to"
-    r"|located in|based in)"
-    r"|name|full name|age|is aged|birthday|was born (?:in|on)|email|e-mail|phone(?: number)?|address|job|job title|title|employer"
-    r"|favou?rite .*|deadline|budget|weight|height|is scheduled for|takes place on|is on|starts (?:on|at)|ends (?:on"
-    r"|at)|costs?)\Z"
-)
+_ONE_AT_A_TIME = english.pattern("extraction.one_at_a_time")
 """Relations with one object at a time; all others may have several objects."""
 
-CORRECTS = re.compile(
-    r"\b(?:actually|no|not|n't|sorry|correct(?:ion|ed)?|meant|wrong|instead|mistake|rather|oops)\b|n't\b", re.IGNORECASE
-)
+CORRECTS = english.pattern("extraction.corrects", re.IGNORECASE)
 """Words of a correction."""
-_PAST = re.compile(
-    r"\b(?:was|were|had|did|went|came|saw|met|bought|got|took|made|gave|ate|flew|drove|ran|won|lost|began|felt|found|spoke"
-    r"|\w{2,}ed)\b"
-)
+_PAST = english.pattern("extraction.past")
 _NOT_PAST = re.compile(r"\b(?:is|are|am|be|has|have|will|plans?|wants?|needs?|next)\b")
 """With these two patterns, "on Friday" is resolved to the last Friday or the next."""
 _CLAUSE = re.compile(r"[.!?;,\n]+\s|\s(?:but|and)\s")

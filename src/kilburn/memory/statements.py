@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
+from kilburn.memory import english
 from kilburn.memory.clauses import HOLE, Clause, clauses
-from kilburn.memory.words import KIN
 from kilburn.page import Claim
 from kilburn.search.dates import Dated, dates, grounded
 
@@ -49,18 +49,9 @@ class Statement(msgspec.Struct, frozen=True, kw_only=True):
 
 _ONLY_ONE_WORDS = "wife husband partner girlfriend boyfriend mother mom mum father dad boss"
 _ONLY_ONE = frozenset(_ONLY_ONE_WORDS.split())
-_NAME = r"[A-Z](?:[\w-]+|'[A-Z]\w+)+(?: (?:[A-Z](?:[\w-]+|'[A-Z]\w+)+|(?:de|da|van|von|der)(?= [A-Z]))){0,3}"
-_NO_NAME_WORDS = (
-    "i im ive i'm i've and but so the a an no not yes oh well monday tuesday wednesday thursday friday saturday sunday back "
-    "when if later crazy out here there just was is has will can called named sorry down up off on in hungry good fine great "
-    "sick ready sure happy sad late busy bored done glad okay alive awake home curious stuck excited confused"
-)
-_NO_NAME = frozenset(_NO_NAME_WORDS.split())
-_ADVERB = (
-    r"(?:(?:really|also|still|just|currently|now|actually|mostly|mainly|absolutely|definitely|truly|totally|recently|finally"
-    r"|particularly|especially|generally|originally|officially|personally|both|all|simply|so|fully|pretty much|always|never"
-    r"|usually|often|have always|am now|have just) )"
-)
+_NAME = english.text("statements.name")
+_NO_NAME = frozenset(english.text("statements.no_names").split("|"))
+_ADVERB = english.text("statements.adverb")
 _SHORT = [
     (re.compile(r"\b[Ii]'?m\b"), "I am"),
     (re.compile(r"\b([Ww]e|[Tt]hey|[Yy]ou)'re\b"), r"\1 are"),
@@ -70,212 +61,52 @@ _SHORT = [
     (re.compile(r"\b([Cc])an(?:'t|not)\b"), r"\1an not"),
     (re.compile(r"\b(do|does|is|are|was|have|has)n't\b"), r"\1 not"),
 ]
-_SELF = re.compile(rf"(?:I|i|[Ww]e)\s+(?P<said>{_ADVERB}*)(?P<rest>\S.*)", re.DOTALL)
-_THEIRS = re.compile(rf"[Mm]y (?P<kin>{KIN})(?:,? (?P<called>{_NAME}),?)?\s+(?P<said>{_ADVERB}*)(?P<rest>[a-z].*)", re.DOTALL)
+_SELF = english.pattern("statements.self", re.DOTALL)
+_THEIRS = english.pattern("statements.theirs", re.DOTALL)
 _BASE = {"is": "am", "are": "am", "has": "have", "was": "was", "does": "do", "studies": "study", "teaches": "teach"}
-_THIRD = re.compile(r"(?:live|work|love|like|enjoy|hate|prefer|play|own|drive|speak|collect|come|dislike|adore)s\b")
+_THIRD = english.pattern("statements.third")
 
-_ANAPHORA = re.compile(
-    r"\b(?:it|its|this|that|these|those|them|they|he|she|him|his|her|hers|their|theirs|there|here|you|your|yours|ya|such|same"
-    r"|others?|ones?|things?|stuff|something|everything|anything|nothing|some|someone|everyone|anyone|each|both|way|i|i'm|i've"
-    r"|i'd|we|what|how|why|which|who|else|so|lots?|bit|tons?)\b",
-    re.IGNORECASE,
-)
-_EMPTY = re.compile(
-    r"(?:to|the|a|an|my|and|or|of|all|any|every|more|most|many|no|not|being|having|seeing|hearing|knowing|getting|when|if|about"
-    r"|like|look|idea|sound|thought|feel|feeling|fact|working|doing|making|on|project|new|few|fun|help|great|good|time|bit"
-    r"|really|too)\b",
-    re.IGNORECASE,
-)
-_TAIL = re.compile(
-    r"[\s,]+(?:now|too|as well|these days|nowadays|though|lol|haha|already|at the moment|right now|currently|by the way|btw"
-    r"|actually|again|anyways?|so far|a lot|very much|so much|the most|yet|today|and|or|but|either|instead|dearly|best|please"
-    r"|thanks|thank you|you know|i guess|i think|to be honest|tbh|of course|for sure)[\s.!,]*\Z",
-    re.IGNORECASE,
-)
-_OBJECT_ENDS = re.compile(
-    r"\s*(?:[(\x1a]|:(?!\d)|\s(?:(?:in|for|on|with|at|to|of) (?:this|that|it|these|those)\b|because|so that|which|who|whose"
-    r"|where|when|whenever|while|but|if|though|although|since (?:I|i|we|my|it)|as (?:I|i|we|my|it)|and (?:I|i|we|my|it|they|he"
-    r"|she|would|was|am|have|need|want|hope|try|currently|recently|just)|hoping|thinking|wondering|considering|especially"
-    r"|including|thanks to|due to|even|like (?:I|i|we|you)|just like|compared|according)\b).*",
-    re.DOTALL,
-)
-_TO_THAT = re.compile(r"\s*\w+ (?:this|that|it|these|those)\b")
-_COMMA = re.compile(r",(?!\s?\d)(?!\s*[A-Z][\w]+\s*\Z).*", re.DOTALL)
-_ASIDE = re.compile(
-    r",\s*(?:\Z|[A-Z]|especially|particularly|mostly|mainly|like|such|including|even|too|thanks|haha|lol|right|so|also|for|in"
-    r"|at|on|by|to|from|every|usually|actually|you know|please|not|\w+ing\b|\w+ly\b)"
-)
-_NOT = re.compile(r",\s+(?:and )?not (?:in |at |on |a |an |the )?(?P<wrong>[^,]{1,60})\Z")
+_ANAPHORA = english.pattern("statements.anaphora", re.IGNORECASE)
+_EMPTY = english.pattern("statements.empty", re.IGNORECASE)
+_TAIL = english.pattern("statements.tail", re.IGNORECASE)
+_OBJECT_ENDS = english.pattern("statements.object_ends", re.DOTALL)
+_TO_THAT = english.pattern("statements.to_that")
+_COMMA = english.pattern("statements.comma", re.DOTALL)
+_ASIDE = english.pattern("statements.aside")
+_NOT = english.pattern("statements.not")
 
-_NUMBERS = "one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty"
-_MONTH = "(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*"
-_VALUE = (
-    rf"(?:[$€£]\s?\d[\d,.]*(?:\s?(?:[kKmM]|million|thousand)\b)?[^,;]{{0,40}}|\d[^,;]{{0,50}}|(?:{_NUMBERS})\b[^,;]{{0,40}}"
-    rf"|{_MONTH}\.? \d[^,;]{{0,40}}(?:, (?:19|20)\d\d)?|[\w.+-]+@[\w.-]+\w|(?:next|this) \w+)"
-)
-_WHEN = rf"(?:(?:on|at|by|in|for|next|this)\s+)?(?:(?:\w+day|tomorrow|tonight|{_MONTH}\.? \d|\d|next|this|the \d).*)"
-_EVENT = (
-    r"(?:[\w'’&-]+ ){0,4}?(?:appointment|meeting|interview|exam|test|flight|call|reservation|booking|deadline|presentation"
-    r"|surgery|check-?up|class|wedding|concert|conference|party|game|match|trip|visit|session|due date|launch|demo|recital"
-    r"|ceremony)"
-)
 
-_STATES = (
-    r"(?:(?:a )?(?:vegetarian|vegan|pescatarian)|lactose intolerant|gluten[- ]free|diabetic|left-handed|colou?r-?blind|deaf"
-    r"|blind|married|single|divorced|engaged|widowed|pregnant|retired|unemployed|self-employed|transgender|trans|gay|lesbian"
-    r"|bisexual|non-?binary|queer|autistic|dyslexic|muslim|christian|jewish|buddhist|hindu|catholic|atheist|agnostic|bilingual"
-    r"|sober|american|british|english|scottish|irish|welsh|canadian|australian|german|french|italian|spanish|portuguese|dutch"
-    r"|belgian|swiss|austrian|swedish|norwegian|danish|finnish|polish|czech|greek|turkish|russian|ukrainian|indian|pakistani"
-    r"|chinese|japanese|korean|vietnamese|thai|filipino|indonesian|mexican|brazilian|argentinian|colombian|nigerian|kenyan"
-    r"|egyptian|moroccan|south african|israeli|iranian|hungarian|romanian|cuban|jamaican)"
-)
-_NO_IDENTITY = re.compile(
-    r"an? (?:bit|little|lot|few|couple|ton|mess|wreck|fool|idiot|sucker|step|week|day|month|while|year|minute|hour|tad|huge"
-    r" believer|firm believer|believer|great|good|bad|happy|sad|busy|part|(?:[\w-]+ )?fan\Z|member of (?:it|this)|loss|beginner"
-    r" at this|kind of)\b",
-    re.IGNORECASE,
-)
+_STATES = english.text("statements.states")
+_NO_IDENTITY = english.pattern("statements.no_identity", re.IGNORECASE)
 
-SINGLE, SEVERAL = False, True
-_RULES: list[tuple[re.Pattern[str], str, bool]] = [
-    (re.compile(pattern + r"\Z", re.DOTALL), relation, many)
-    for pattern, relation, many in [
-        (r"(?:live|reside|am living|am based|am located) in (?P<o>.+)", "lives in", SINGLE),
-        (
-            r"(?:have )?(?:just |recently )?(?:moved|relocated) (?:back |over )?(?:from (?P<from>[A-Z].{2,40}?) )?to"
-            r" (?P<o>[A-Z].+)",
-            "lives in",
-            SINGLE,
-        ),
-        (r"(?:work|am working) (?:at|for) (?P<o>(?:an? |the )?(?!home\b|night|least|my|the moment).+)", "works at", SINGLE),
-        (r"(?:work|am working|am employed) as (?P<o>an? .+)", "works as", SINGLE),
-        (r"(?:am|come) (?:originally )?from (?P<o>[A-Z].+)", "is from", SINGLE),
-        (r"grew up in (?P<o>.+)", "grew up in", SINGLE),
-        (r"was born (?:in|on) (?P<o>.+)", "was born in", SINGLE),
-        (r"am (?:married|engaged) to (?P<o>[A-Z].+)", "is married to", SINGLE),
-        (r"(?:am|have been) allergic to (?P<o>.+)", "is allergic to", SEVERAL),
-        (rf"am (?P<o>(?i:{_STATES}))(?: (?:for|since|with|to(?! the\b| this\b)|and) .*)?", "is", SEVERAL),
-        (
-            r"am (?:an? )?(?:(?:huge|big|great|real|total|massive) )?(?:fan of|fond of|passionate about|into) (?P<o>.+)",
-            "likes",
-            SEVERAL,
-        ),
-        (r"am (?P<o>\d{1,3})(?: years old| years of age| y/?o)?", "is aged", SINGLE),
-        (r"am (?P<o>an? .+)", "is", SEVERAL),
-        (r"(?P<v>love|like|enjoy|adore) (?P<o>.+)", "likes", SEVERAL),
-        (
-            r"(?:hate|dislike|detest|can not stand|do not (?:really )?(?:like|enjoy)|am not a (?:big |huge )?fan of) (?P<o>.+)",
-            "dislikes",
-            SEVERAL,
-        ),
-        (r"prefer (?P<o>.+)", "prefers", SEVERAL),
-        (r"(?:do not|can not) (?P<o>(?:eat|drink|smoke|drive|swim|speak|own)\b.*)", "does not", SEVERAL),
-        (r"(?:use|am using) (?P<o>[A-Z].+)", "uses", SEVERAL),
-        (r"(?P<o>(?:drive|own|speak|collect|play|teach|study|volunteer at|coach) .+)", "", SEVERAL),
-        (
-            r"am (?:currently )?(?P<o>(?:working on|building|developing|learning|studying|training for|preparing for) .+)",
-            "is",
-            SEVERAL,
-        ),
-        (
-            rf"(?:have got|have|own) (?P<o>(?:an?|{_NUMBERS}|\d+) (?:[\w-]+ ){{0,2}}?{KIN[KIN.index(')?') + 2 :]}s?\b.*)",
-            "has",
-            SEVERAL,
-        ),
-        (
-            rf"(?:have got|have) (?P<o>(?:{_NUMBERS}|\d+) (?:[\w-]+ ){{0,1}}?(?:kids|children|siblings|pets|grandchildren)\b.*)",
-            "has",
-            SEVERAL,
-        ),
-        (r"have never (?P<o>\w.+)", "has never", SEVERAL),
-        (r"have been (?P<o>.+ (?:for|since) .+)", "has been", SEVERAL),
-        (r"graduated (?P<o>(?:from|with|in) .+)", "graduated", SEVERAL),
-        (r"(?:weigh) (?P<o>\d.+)", "weighs", SINGLE),
-        (r"am (?P<o>\d[\d.,']*\s?(?:cm|m|feet|ft|kg|lbs?|pounds)\b.*)", "measures", SINGLE),
-        (r"am going to (?P<o>[A-Z].+)", "is going to", SEVERAL),
-        (r"(?:am planning to|plan to|am going to|will(?= be )) (?P<o>.+)", "plans to", SEVERAL),
-        (
-            r"(?P<o>(?:went|visited|attended|started|joined|finished|completed|bought|adopted|got|won|ran|signed up|met"
-            r"|received|submitted|launched|opened|lost|quit|booked|scheduled|enrolled|passed|hosted|organi[sz]ed|painted"
-            r"|published|traveled|travelled|flew|hiked|took|began|applied|hired|volunteered|performed|celebrated|had|made|saw"
-            r"|read|watched)\b.+)",
-            "event",
-            SEVERAL,
-        ),
-    ]
+_RULES = [
+    (re.compile(english.expand(rule["pattern"]) + r"\Z", re.DOTALL), str(rule["relation"]), bool(rule["many"]))
+    for rule in english.SECTIONS["statements"]["rules"]
 ]
 _SAYS = {"drive": "drives", "own": "owns", "speak": "speaks", "collect": "collects", "play": "plays", "teach": "teaches"}
 _SAYS |= {"study": "studies", "volunteer": "volunteers", "coach": "coaches"}
 
-_ORDER = re.compile(
-    r"(?:(?:i want you to|i'd like you to|you should|you must|make sure (?:to|you)|be sure to|i need you to)\s+)?(?P<how>always"
-    r"|never|do not ever|don't ever|from now on,?(?: please)?(?: always)?|from here on,?|going forward,?(?: please)?(?:"
-    r" always)?|in (?:the )?future,?(?: please)?(?: always)?|for (?:all|any) (?:future|your) (?:answers|responses|replies"
-    r"|questions),?(?: please)?|(?:whenever|every time|each time|any time) (?:i|you) [^,]{3,120},(?: please)?(?: always|"
-    r" never)?)\s+(?P<what>.+)",
-    re.IGNORECASE | re.DOTALL,
-)
-_ORDERED = re.compile(
-    r"(?:do not |don't |never |always )?(?:use|include|format|provide|answer|respond|reply|write|explain|show|give (?!up)|keep"
-    r" (?!going|it up|on\b|your head|smil)|ask|check|confirm|cite|speak|call|address|highlight|report|specify|prioriti[sz]e"
-    r"|tailor|maintain|combine|mention|list|add|avoid|put|end|return|follow|run|commit|sign|convert|translate|double-check"
-    r"|verify|suggest|recommend|limit|describe|summari[sz]e|display|output|present|refer|quote|skip|send|share|book|schedule"
-    r"|order|treat|assume|begin|start (?:with|by|your|each|every)|note|round|spell|consult|require|structure|link|state|name"
-    r"|point out|offer|break|compare|generate|produce|document|print|be (?:brief|concise|formal|polite|direct|honest"
-    r"|specific))\b",
-    re.IGNORECASE,
-)
-_MEMO = re.compile(
-    r"(?:please |also |can you )*(?:remember|note|keep in mind|bear in mind|do not forget|don't forget|make a note)(?: that|:"
-    r"|,(?= (?:i|my|we)\b))\s*(?!time\b|day\b|when\b|you\b|we\b|what\b|how\b|one\b)(?P<what>.+)",
-    re.IGNORECASE | re.DOTALL,
-)
-_CALL_ME = re.compile(rf"(?:(?:you can|please|everyone|everybody|people|friends|they|just) )*calls? me (?P<o>{_NAME})\Z")
-_MY_NAME = re.compile(rf"[Mm]y (?:full |first |real )?name is (?P<o>{_NAME}|[a-z]+)(?:(?: and|,) .*)?\Z")
-_I_AM = re.compile(rf"I am (?P<o>(?![A-Z]+\b){_NAME})(?:,.*)?\Z")
-_I_AM_A = re.compile(rf"(?:I am|[Mm]y name is) {_NAME}, (?P<o>an? [^,]{{3,60}})(?:,.*)?\Z")
-_KIN_NAME = re.compile(rf"[Mm]y (?P<kin>{KIN})(?:'s name is| is (?:called|named)|, who is called|, named) (?P<o>{_NAME})")
-_APPOSED = re.compile(rf"\b[Mm]y (?P<kin>{KIN}),? (?P<o>{_NAME})(?!['\w-])")
-_FAVOURITE = re.compile(
-    r"[Mm]y (?:all-time |absolute )?favou?rite (?P<r>[\w' -]{2,40}?) (?:is|are|has always been|have always been) (?P<o>.+)\Z"
-)
-_IS_FAVOURITE = re.compile(
-    r"(?P<o>[\w' -]{2,40}?) (?:is|are) my (?:all-time |absolute )?favou?rite (?P<r>[\w-]+(?: [\w-]+){0,2})\Z"
-)
-_MINE_IS = re.compile(
-    rf"(?:[Mm]y|[Oo]ur) (?P<r>[\w'’ -]{{2,50}}?) (?:is|are|was|has|have)(?: now| currently| been| just| recently)*(?: (?:at|on"
-    rf"|by|set (?:for|to|at)|due (?:on|by|in)?|scheduled (?:for|on)|around|about|improved to|reached|increased to|changed to"
-    rf"|moved to|up to|down to))? (?P<o>{_VALUE})\Z"
-)
-_THE_IS = re.compile(
-    rf"(?:[Tt]he|[Mm]y|[Oo]ur) (?P<r>{_EVENT}(?: (?:for|of|with) [\w' -]{{2,40}}?)?) (?:is|has been|was) (?:now )?(?:on|at|by"
-    rf"|due|set for|scheduled for|moved to)?\s*(?P<o>{_WHEN})\Z"
-)
-_HAVE_EVENT = re.compile(
-    rf"(?:I|[Ww]e) (?:have|have got|scheduled|booked|have booked|have scheduled|am having) (?:a|an|my|our|the|another)"
-    rf" (?P<r>{_EVENT}(?: (?:with|for|at|to|about) [\w'. &-]{{2,60}}?)?) (?P<o>{_WHEN})\Z"
-)
-_RESCHEDULED = re.compile(
-    rf"(?:[Mm]y|[Tt]he|[Oo]ur) (?P<r>{_EVENT}(?: (?:with|for|at) [\w'. -]{{2,40}}?)?) (?:got |was |has been |is |had to be"
-    rf" )?(?:moved|rescheduled|postponed|pushed(?: back)?|changed|shifted)(?: from .{{2,40}}?)? (?:to|until|for) (?P<o>.+)\Z"
-)
-_BIRTHDAY = re.compile(rf"[Mm]y birthday is (?:on )?(?P<o>(?:the )?(?:{_MONTH}|\d).*)\Z")
-_GOAL = re.compile(r"[Mm]y (?:main |ultimate |long-term )?(?P<r>goal|dream|dream job) is (?:to )?(?P<o>.+)\Z")
-_NO_MORE = re.compile(
-    r"(?:I|[Ww]e) (?:(?:no longer|do not|am not|am no longer|have stopped|stopped|quit|gave up) )(?P<rest>.+?)(?P<more>,?"
-    r" (?:any ?more|any longer))?\Z"
-)
-_IT_IS_NOT = re.compile(
-    r"(?:(?:I meant|it is|it should be|I said)\s+)?not (?P<w1>[^,]{2,40}?),? but (?P<o1>[^,]{2,40})\Z|(?:I meant|it is|it"
-    r" should be|I said)\s+(?P<o2>[^,]{2,40}?),? (?:and )?not (?P<w2>[^,]{2,40})\Z",
-    re.IGNORECASE,
-)
-_IT_IS = re.compile(rf"(?:[Ii] meant|[Ii]t is|[Ii]t should be) (?P<o>{_NAME})\Z")
-_HABIT = re.compile(
-    r"(?:I|[Ww]e) (?P<o>(?:(?:usually|always|often|typically|normally) )?[a-z]+ (?:.{2,60} )?(?:(?:every|each|once a|twice a"
-    r"|three times a) (?:day|morning|evening|night|week|month|year|weekend|weekday|\w+day)|on \w+days)\b[^,]{0,40})\Z"
-)
+_ORDER = english.pattern("statements.order", re.IGNORECASE | re.DOTALL)
+_ORDERED = english.pattern("statements.ordered", re.IGNORECASE)
+_MEMO = english.pattern("statements.memo", re.IGNORECASE | re.DOTALL)
+_CALL_ME = english.pattern("statements.call_me")
+_MY_NAME = english.pattern("statements.my_name")
+_I_AM = english.pattern("statements.i_am")
+_I_AM_A = english.pattern("statements.i_am_a")
+_KIN_NAME = english.pattern("statements.kin_name")
+_APPOSED = english.pattern("statements.apposed")
+_FAVOURITE = english.pattern("statements.favourite")
+_IS_FAVOURITE = english.pattern("statements.is_favourite")
+_MINE_IS = english.pattern("statements.mine_is")
+_THE_IS = english.pattern("statements.the_is")
+_HAVE_EVENT = english.pattern("statements.have_event")
+_RESCHEDULED = english.pattern("statements.rescheduled")
+_BIRTHDAY = english.pattern("statements.birthday")
+_GOAL = english.pattern("statements.goal")
+_NO_MORE = english.pattern("statements.no_more")
+_IT_IS_NOT = english.pattern("statements.it_is_not", re.IGNORECASE)
+_IT_IS = english.pattern("statements.it_is")
+_HABIT = english.pattern("statements.habit")
 
 
 def statements(text: str, said_at: float) -> list[Statement]:

@@ -13,6 +13,7 @@ from functools import lru_cache
 
 import apsw
 
+from kilburn.memory import english
 from kilburn.search.confidence import is_english
 from kilburn.search.dates import dates
 
@@ -21,55 +22,23 @@ _UNSPACED = "\u0e00-\u0eff\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\u
 _WORD = re.compile(rf"(?=([{_UNSPACED}]{{2}}))[{_UNSPACED}]|[^\W{_UNSPACED}]+")
 _PLAIN = re.compile(r"\w+", re.ASCII)
 """The same for ASCII texts."""
-_WORDS_OF_NOTHING = (
-    "a an the is are was were be been being am do does did has have had will would can could may might shall should must and or "
-    "but not no nor of in on at to for from by with as that this these those it its their they them he she his her user users s "
-    "who which what when where there here about into than then so if also very really just now currently likes wants said says "
-    "called named new want like"
-)
-_COMMON = frozenset(_WORDS_OF_NOTHING.split())
+_COMMON = frozenset(english.text("words.common").split("|"))
 _COUNTED = "zero one two three four five six seven eight nine ten eleven twelve"
 _NUMBERS = _COUNTED.split()
 
-KIN = (
-    "(?:(?:older|younger|little|big|twin|best|ex|new|eldest|oldest|youngest)[ -])?(?:wife|husband|partner|girlfriend|boyfriend"
-    "|fianc[eé]e?|son|daughter|kid|mother|mom|mum|father|dad|parents|sister|brother|grandmother|grandma|grandfather|grandpa"
-    "|aunt|uncle|cousin|niece|nephew|friend|roommate|flatmate|neighbou?r|boss|manager|supervisor|mentor|coach|therapist|doctor"
-    "|dentist|teacher|professor|advisor|colleague|co-?worker|dog|cat|puppy|kitten|horse|rabbit|parrot|hamster)"
-)
+KIN = english.text("words.kin")
 """A relative, friend, colleague or pet of the speaker, as a pattern."""
 
-NEGATED = re.compile(
-    r"\b(?:not|no|never|longer|stopped|quit|ended|over|cancel\w*|former\w*|gave up|any ?more|sold|left|dropped)\b|n['’]t\b",
-    re.IGNORECASE,
-)
+NEGATED = english.pattern("words.negated", re.IGNORECASE)
 """Words of a negation or an end."""
 
-_SIGNS = (
-    "now, nowadays, these days, since last, since this, from now, from this, from here, new, moved, moving, relocated, "
-    "replaced, swapped, switched, traded, changed, became, become, turned, went, joined, started, starting, signed, "
-    "pushed, shifted, postponed, rescheduled, settled, divorced, married, converted, bump, bumped, raised, lowered, has "
-    "been, retired, finally, instead, rather than, sorry, i meant, oops, correction, scratch that, typo, mistake, wrong, "
-    "actually, again, used to"
-)
-BRINGS = re.compile(rf"\b(?:{_SIGNS.replace(', ', '|')})\b", re.IGNORECASE)
+BRINGS = english.pattern("words.brings", re.IGNORECASE)
 """Words that announce something new, or a correction."""
 
-_ENDS = (
-    "no, not, any more, anymore, any longer, no longer, instead, rather than, stopped, quit, quitting, gave up, given up, "
-    "giving up, sold, selling, left, lost, stolen, stole, broken, dead, cracked, totalled, scrapyard, replaced, swapped, "
-    "swap, switched, traded, changed, got rid, get rid, let go, let me go, let us go, let him go, let her go, laid off, "
-    "fired, resigned, handed in, canceled, cancelled, dropped, split, broke up, cut out, came off, threw, done with, "
-    "ditched, history, are over, is over, was over, parted, goodbye, bye, rip, never was, moved from, relocated from, "
-    "killed, hung up, packed up, gave me, gave the, went to, beats, last, typo, mistake, wrong, meant"
-)
-ENDS = re.compile(rf"\b(?:{_ENDS.replace(', ', '|')})\b|n['’]t\b", re.IGNORECASE)
+ENDS = english.pattern("words.ends", re.IGNORECASE)
 """Words that say that something has ended, or was wrong."""
 
-RECURRING = re.compile(
-    r"\b(?:every|each|weekly|daily|monthly|usually|always|regular(?:ly)?|(?:mon|tues|wednes|thurs|fri|satur|sun)days)\b",
-    re.IGNORECASE,
-)
+RECURRING = english.pattern("words.recurring", re.IGNORECASE)
 """Words of a recurring event: with one of them, "on Monday" is no single day."""
 
 _TIMES = (
