@@ -6,8 +6,8 @@ and in linear time. The weights for these counts are in `weights.json`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 
@@ -119,7 +119,8 @@ _WORD = "".join("a" if name in "aA" and byte < 0x80 else " " for byte, name in e
 _SOUND = "".join(" " if _WORD[byte] == 0x20 else "v" if chr(byte) in "aeiouyAEIOUY" else "c" for byte in range(256)).encode()
 
 
-WEIGHTS = msgspec.json.decode(Path(__file__).with_name("weights.json").read_bytes(), type=_Weights)
+with open(os.path.join(os.path.dirname(__file__), "weights.json"), "rb") as _file:
+    WEIGHTS = msgspec.json.decode(_file.read(), type=_Weights)
 
 
 def _slices(text: str) -> Iterator[str]:
