@@ -21,7 +21,6 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -47,11 +46,12 @@ class PathChange(msgspec.Struct, frozen=True):
 
 
 class MergePlan(msgspec.Struct, frozen=True):
-    """A merge that is under way: what is written and deleted in the folder, and where the files to write are."""
+    """A merge that is under way: the paths that are written and deleted in the folder, as bytes, and where the files to write
+    are."""
 
     staged: str
-    write: tuple[str, ...]
-    delete: tuple[str, ...]
+    write: tuple[bytes, ...]
+    delete: tuple[bytes, ...]
 
 
 class Repository:
@@ -223,8 +223,8 @@ class Repository:
         except BaseException:
             shutil.rmtree(staged, ignore_errors=True)
             raise
-        forward = MergePlan(str(staged / "after"), write, delete)
-        back = MergePlan(str(staged / "before"), replaced, tuple(sorted(added)))
+        forward = MergePlan(str(staged / "after"), _encode_paths(write), _encode_paths(delete))
+        back = MergePlan(str(staged / "before"), _encode_paths(replaced), _encode_paths(sorted(added)))
         self._write_down(forward)
         try:
             self._finish()
@@ -257,18 +257,13 @@ class Repository:
 
     def _write_down(self, plan: MergePlan) -> None:
         with write_file(self._journal, force=True) as file:
-            file.write(
-                msgspec.json.encode(
-                    msgspec.structs.asdict(plan) | {"write": _encode_paths(plan.write), "delete": _encode_paths(plan.delete)}
-                )
-            )
+            file.write(msgspec.json.encode(plan))
 
     def _finish(self) -> None:
         """Carry out the merge plan in the journal, if there is one; carrying it out twice does no harm."""
         if not self._journal.exists():
             return
-        noted: dict[str, Any] = msgspec.json.decode(self._journal.read_bytes())
-        plan = MergePlan(noted["staged"], tuple(map(_decode_path, noted["write"])), tuple(map(_decode_path, noted["delete"])))
+        plan = msgspec.json.decode(self._journal.read_bytes(), type=MergePlan)
         try:
             self._carry_out(plan)
         except OSError as error:
@@ -278,14 +273,14 @@ class Repository:
         shutil.rmtree(Path(plan.staged).parent, ignore_errors=True)
 
     def _carry_out(self, plan: MergePlan) -> None:
-        for path in plan.delete:
+        for path in map(os.fsdecode, plan.delete):
             target = self.top / path
             if os.path.lexists(target) and not _is_folder(target):
                 target.unlink()
             with suppress(OSError):
                 for parent in list(target.relative_to(self.top).parents)[:-1]:
                     (self.top / parent).rmdir()
-        for path in plan.write:
+        for path in map(os.fsdecode, plan.write):
             target = self.top / path
             target.parent.mkdir(parents=True, exist_ok=True)
             if _is_folder(target):
@@ -310,13 +305,8 @@ def _error_text(process: subprocess.CompletedProcess[bytes]) -> str:
     return process.stderr.decode("utf-8", "replace").strip()[:500]
 
 
-def _encode_paths(paths: Iterable[str]) -> list[str]:
-    """Encode paths for JSON, bytes that are not UTF-8 included."""
-    return [os.fsencode(path).hex() for path in paths]
-
-
-def _decode_path(path: str) -> str:
-    return os.fsdecode(bytes.fromhex(path))
+def _encode_paths(paths: Iterable[str]) -> tuple[bytes, ...]:
+    return tuple(map(os.fsencode, paths))
 
 
 def _conflict(paths: Iterable[str], why: str) -> MergeConflict:
@@ -395,15 +385,6 @@ class Workspace:
             WorkspaceError: it was merged or discarded.
         """
         return {change.path: change.status for change in self._repository.changes(self._base(), self._now())}
-
-    def diff(self) -> str:
-        """Return the changes of the branch as a Git diff.
-
-        Raises:
-            WorkspaceError: it was merged or discarded.
-        """
-        output = self._repository.git("diff", "--no-color", "--no-ext-diff", "--no-textconv", self._base(), self._now())
-        return output.decode("utf-8", "replace")
 
     def merge(self) -> dict[str, str]:
         """Merge the changes of the branch into the parent's folder, and close the working folder.

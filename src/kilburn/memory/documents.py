@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from difflib import SequenceMatcher
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -167,18 +166,11 @@ def _changed(document: Collection, text: str, name: str) -> Ingested:
 
 
 def _match_chunks(old: Sequence[str], new: Sequence[str], pages: Sequence[int]) -> dict[int, int]:
-    """Map the new chunks that exist as pages to these pages: chunks at the same place first, then those that moved."""
-    reused: dict[int, int] = {}
-    remaining = dict(zip(pages, old, strict=True))
-    for old_start, new_start, length in SequenceMatcher(None, old, new, autojunk=False).get_matching_blocks():
-        reused |= {new_start + at: pages[old_start + at] for at in range(length)}
+    """Map the places of new chunks that exist as pages to these pages, each page once."""
     spare: dict[str, list[int]] = {}
-    for page in remaining.keys() - reused.values():
-        spare.setdefault(remaining[page], []).append(page)
-    for at, chunk in enumerate(new):
-        if at not in reused and spare.get(chunk):
-            reused[at] = spare[chunk].pop()
-    return reused
+    for page, chunk in zip(reversed(pages), reversed(old), strict=True):
+        spare.setdefault(chunk, []).append(page)
+    return {at: spare[chunk].pop() for at, chunk in enumerate(new) if spare.get(chunk)}
 
 
 def in_order(document: Collection) -> list[Page]:

@@ -56,14 +56,6 @@ class Utterance:
         return self.page.role
 
 
-class About(Protocol):
-    """See `MemoryView.about`."""
-
-    def __call__(self, subject: str, relation: str, thing: str = "") -> Sequence[tuple[Page, State]]:
-        """Return what is in force about a subject."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class MemoryView:
     """The frozen state of the boundary between a session and a memory, valid while the plan runs.
@@ -93,7 +85,7 @@ class MemoryView:
     user: str
     page: Callable[[int], Page]
     text: Callable[[int], str]
-    about: About
+    about: Callable[..., Sequence[tuple[Page, State]]]
     summary_page: int = 0
     made_from: Callable[[Sequence[int]], Sequence[Page]] = lambda _: ()
     note: Callable[[str], Page | None] = lambda _: None
