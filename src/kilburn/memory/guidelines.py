@@ -32,6 +32,7 @@ from kilburn.kernel.drive import run
 from kilburn.kernel.orders import is_order
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
+from kilburn.memory import english
 from kilburn.memory.episodes import (
     Episode,
     Experience,
@@ -71,29 +72,13 @@ MAX_EXAMPLE_CHARS = 2_000
 """Characters of a request, or of feedback, in an example at most."""
 
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
-_OPENING = re.compile(
-    r"(?:(?:no|sorry|but|and|also|please|next time|from now on|in (?:the )?future|remember|note)\b[\s,:;-]*(?:that\s+)?)+",
-    re.IGNORECASE,
-)
-_GENERAL = re.compile(
-    r"(?:always|never|don['’]t|do not|avoid|prefer|use|when(?:ever)?|if|only|keep|write|answer|reply|call|you (?:must|should))\b",
-    re.IGNORECASE,
-)
+_OPENING = english.pattern("guidelines.opening", re.IGNORECASE)
+_GENERAL = english.pattern("guidelines.general", re.IGNORECASE)
 """The beginning of an instruction."""
-_CORRECTS = re.compile(
-    r"\s*(?:no(?=\s*[,.!;:–—-]|\s+(?:it|that|this|never|always|do|don['’]t|please|use|you)\b)|wrong\b|incorrect\b"
-    r"|not (?:quite|right|correct)\b|that(?:['’]s| is) (?:not|wrong)\b|actually\b)",
-    re.IGNORECASE,
-)
+_CORRECTS = english.pattern("guidelines.corrects", re.IGNORECASE)
 """The beginning of a message that corrects the previous answer."""
-_REASONED = re.compile(
-    r"(?:(?:it|this|that|the \w+) )?(?:should (?:have been|be)|must be|is|belongs (?:to|in)) (?P<what>.+?),? "
-    r"(?:because|since|as|for) (?P<why>.+?)[.!]?",
-    re.IGNORECASE,
-)
-_FRAMING = frozenset(
-    ("always", "never", "don", "not", "do", "please", "we", "you", "must", "should", "avoid", "prefer", "use", "only")
-)
+_REASONED = english.pattern("guidelines.reasoned", re.IGNORECASE)
+_FRAMING = frozenset(english.text("guidelines.framing").split("|"))
 """Words in which two guidelines on the same topic may differ."""
 
 SYSTEM = prompt("guidelines")
