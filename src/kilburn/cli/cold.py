@@ -7,9 +7,9 @@ from typing import Annotated
 
 import msgspec
 import typer
-from typer import Argument, Option
+from typer import Option
 
-from kilburn.cli.access import StorePlace, with_options
+from kilburn.cli.access import StorePlace
 from kilburn.cli.commands import command_group
 from kilburn.cli.moments import seconds
 from kilburn.cli.screen import many, progress
@@ -21,21 +21,17 @@ cold = command_group("cold")
 
 
 @cold.command("set")
-@with_options
-def set_place(
-    place: Annotated[str, Argument(metavar="PLACE", help="A folder, or s3://BUCKET/PATH and the like.", show_default=False)],
-    key: Annotated[str, Option("--key", metavar="FILE", help="Encrypt with the key in this file; it is created if needed.")] = "",
-    versions: Annotated[
-        bool, Option("--versions", help="Accept a bucket that keeps deleted versions; a rule of the bucket must expire them.")
-    ] = False,
-    *,
-    where: StorePlace,
-) -> None:
+def set_place(where: StorePlace, place: str, key: str = "", versions: bool = False) -> None:
     """Set the place for this tenant's cold texts, and test it. No text moves yet.
 
     Example:
 
         kilburn cold set cold-texts --key cold.key
+
+    Args:
+        place PLACE: A folder, or s3://BUCKET/PATH and the like.
+        key FILE: Encrypt with the key in this file; it is created if needed.
+        versions: Accept a bucket that keeps deleted versions; a rule of the bucket must expire them.
     """
     from kilburn.backends.cold import new_place
 
@@ -60,18 +56,7 @@ def set_place(
 
 
 @cold.command("move")
-@with_options
-def move(
-    older: Annotated[
-        str, Option("--older-than", metavar="TIME", help="Move texts that were not written or read for this long: 30d, 12h.")
-    ] = "30d",
-    min_tokens: Annotated[
-        int, Option("--least", metavar="TOKENS", min=0, help="Move only texts of at least this many tokens.")
-    ] = 100,
-    dry: Annotated[bool, Option("--dry-run", help="Show how many texts would move, and move none.")] = False,
-    *,
-    where: StorePlace,
-) -> None:
+def move(where: StorePlace, older: str = "30d", min_tokens: Annotated[int, Option(min=0)] = 100, dry: bool = False) -> None:
     """Move texts of sessions and documents that nobody has read for long to the cold place. They are read as before.
 
     Pages in the window of a session in use stay, and so do pinned pages, facts and notes. The file does not shrink, but reuses
@@ -80,6 +65,11 @@ def move(
     Example:
 
         kilburn cold move --older-than 30d --dry-run
+
+    Args:
+        older --older-than TIME: Move texts that were not written or read for this long: 30d, 12h.
+        min_tokens --least TOKENS: Move only texts of at least this many tokens.
+        dry --dry-run: Show how many texts would move, and move none.
     """
     rule = Coolness(after=seconds(older, "--older-than"), least=min_tokens)
     with where.reading() if dry else where.writing() as store, progress("moving texts"):
@@ -97,8 +87,7 @@ def move(
 
 
 @cold.command("back")
-@with_options
-def back(*, where: StorePlace) -> None:
+def back(where: StorePlace) -> None:
     """Bring all texts back from the cold place, and delete their objects.
 
     Example:
@@ -114,12 +103,7 @@ def back(*, where: StorePlace) -> None:
 
 
 @cold.command("scrub")
-@with_options
-def scrub(
-    repair: Annotated[bool, Option("--repair", help="Delete objects that belong to no text.")] = False,
-    *,
-    where: StorePlace,
-) -> None:
+def scrub(where: StorePlace, repair: bool = False) -> None:
     """Check every object of the cold place: it must be unchanged, and must not contain forgotten texts.
 
     The exit status is 1 if something is wrong.
@@ -127,6 +111,9 @@ def scrub(
     Example:
 
         kilburn cold scrub
+
+    Args:
+        repair: Delete objects that belong to no text.
     """
     with where.writing() as store, progress("reading cold texts"):
         findings = store.backend.contents.scrub(repair=repair)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated
 
 import msgspec
 import typer
-from typer import Argument, Option
 
 import kilburn
 from kilburn.backends.places import shown
@@ -21,14 +19,7 @@ PLURALS = {"session": "sessions", "memory": "memories", "document": "documents"}
 
 @app.command("copy")
 def copy_store(
-    source: Annotated[str, Argument(metavar="SRC", help="The file or URL of the store.", show_default=False)],
-    target: Annotated[str, Argument(metavar="DST", help="The target; created if needed.", show_default=False)],
-    to: Annotated[
-        str | None, Option("--to-tenant", metavar="NAME", help="Copy to this partition of DST; by default the same name.")
-    ] = None,
-    note: Annotated[bool, Option("--note/--no-note", help="Record the copy in SRC, so that `forget` can name it.")] = True,
-    tenant: Tenant = None,
-    json: Json = False,
+    source: str, target: str, to: str | None = None, note: bool = True, tenant: Tenant = None, json: Json = False
 ) -> None:
     """Copy a store into another, and compare both byte for byte. The copy has all sessions, branches, memories, documents, notes,
     ledgers, vectors, records of forgetting, pins and settings. Addresses do not change.
@@ -40,6 +31,12 @@ def copy_store(
     Example:
 
         kilburn copy agent.db moved.db
+
+    Args:
+        source SRC: The file or URL of the store.
+        target DST: The target; created if needed.
+        to --to-tenant NAME: Copy to this partition of DST; by default the same name.
+        note --note/--no-note: Record the copy in SRC, so that `forget` can name it.
     """
     source_name, target_name = shown(source), shown(target)  # without passwords
     start = time.monotonic()

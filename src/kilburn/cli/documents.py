@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-from typer import Argument, Option
+from typer import Argument
 
-from kilburn.cli.access import StorePlace, embed, with_options
+from kilburn.cli.access import StorePlace, embed
 from kilburn.cli.commands import command_group
 from kilburn.cli.forget import carry_out
 from kilburn.cli.memories import OnlyUser, RefuseSecrets, secrets_mode
@@ -27,18 +27,7 @@ Name = Annotated[str, Argument(metavar="NAME", help="The name of a document in `
 
 
 @documents.command("add")
-@with_options
-def add(
-    paths: Annotated[list[Path], Argument(metavar="PATH", help="Files, and folders with text files.", show_default=False)],
-    name: Annotated[
-        str | None,
-        Option(metavar="NAME", help="Give the file or folder this name; by default its absolute path."),
-    ] = None,
-    user: Annotated[str, Option(metavar="NAME", help="Add the documents for this user; by default for all users.")] = "",
-    secrets: RefuseSecrets = None,
-    *,
-    where: StorePlace,
-) -> None:
+def add(where: StorePlace, paths: list[Path], name: str | None = None, user: str = "", secrets: RefuseSecrets = None) -> None:
     """Add files and folders to the searched documents, or update them. Only changed files are read again.
 
     Text files are recognised by their content. Other files are skipped, and so are links and hidden files in folders. A text from
@@ -49,6 +38,11 @@ def add(
         kilburn documents add docs README.md
 
         kilburn documents add handbook.md --name handbook
+
+    Args:
+        paths PATH: Files, and folders with text files.
+        name NAME: Give the file or folder this name; by default its absolute path.
+        user NAME: Add the documents for this user; by default for all users.
     """
     if name is not None and len(paths) > 1:
         raise SpecError("--name with several paths", advice="add them one by one")
@@ -74,12 +68,7 @@ def add(
 
 
 @documents.command("list")
-@with_options
-def list_documents(
-    user: OnlyUser = None,
-    *,
-    where: StorePlace,
-) -> None:
+def list_documents(where: StorePlace, user: OnlyUser = None) -> None:
     """List the documents.
 
     Example:
@@ -108,8 +97,7 @@ def _row(document: Collection) -> dict[str, Any]:
 
 
 @documents.command("show")
-@with_options
-def show_document(name: Name, *, where: StorePlace) -> None:
+def show_document(where: StorePlace, name: Name) -> None:
     """Print the text of a document as it was last added.
 
     Example:
@@ -126,14 +114,7 @@ def show_document(name: Name, *, where: StorePlace) -> None:
 
 
 @documents.command("remove")
-@with_options
-def remove(
-    name: Name,
-    yes: Yes = False,
-    why: Why = "",
-    *,
-    where: StorePlace,
-) -> None:
+def remove(where: StorePlace, name: Name, yes: Yes = False, why: Why = "") -> None:
     """Forget a document for ever, with everything derived from it. Prints a receipt. The file itself is not changed.
 
     Example:

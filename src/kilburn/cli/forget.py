@@ -9,11 +9,9 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
 import typer
-from typer import Argument, Option
 
 from kilburn.backends.places import is_url
 from kilburn.backends.sealed import QUARANTINED
@@ -36,29 +34,18 @@ MAX_ANNOUNCED = 50
 
 @app.command()
 def forget(
-    name: Annotated[
-        str | None, Argument(metavar="SESSION", help="The name of a session in `kilburn ps`.", show_default=False)
-    ] = None,
-    address: Annotated[
-        str | None,
-        Argument(metavar="ADDRESS", help="A page p17, a range p17-p42, a fold f3, or b1/p17 of a branch.", show_default=False),
-    ] = None,
-    whole: Annotated[bool, Option("--all", help="Forget everything of a session that `fsck --repair` quarantined.")] = False,
-    session_: Annotated[str | None, Option("--session", metavar="NAME", help="Forget a whole session.")] = None,
-    user: Annotated[str | None, Option(metavar="NAME", help="Forget a user's sessions, memory and documents.")] = None,
-    document: Annotated[str | None, Option(metavar="NAME", help="Forget a document.")] = None,
-    tool: Annotated[str | None, Option(metavar="NAME", help="Forget the results of a tool, in all sessions.")] = None,
-    source: Annotated[
-        str | None, Option(metavar="NAME", help="Forget what was learned from a session or document, but not the source.")
-    ] = None,
-    list_file: Annotated[
-        Path | None, Option("--again", metavar="FILE", help="Forget what a list of --list contains and this store still has.")
-    ] = None,
-    list_: Annotated[
-        Path | None, Option("--list", metavar="FILE", help="Forget nothing; write a list of what is forgotten, for --again.")
-    ] = None,
+    name: str | None = None,
+    address: str | None = None,
+    whole: bool = False,
+    session_: str | None = None,
+    user: str | None = None,
+    document: str | None = None,
+    tool: str | None = None,
+    source: str | None = None,
+    list_file: Path | None = None,
+    list_: Path | None = None,
     yes: Yes = False,
-    dry: Annotated[bool, Option("--dry-run", help="Show what would be forgotten, and forget nothing.")] = False,
+    dry: bool = False,
     why: Why = "",
     db: Db = None,
     tenant: Tenant = None,
@@ -84,6 +71,19 @@ def forget(
         kilburn forget --user ana --dry-run
 
         kilburn forget --list forgotten.json
+
+    Args:
+        name [SESSION]: The name of a session in `kilburn ps`.
+        address [ADDRESS]: A page p17, a range p17-p42, a fold f3, or b1/p17 of a branch.
+        whole --all: Forget everything of a session that `fsck --repair` quarantined.
+        session_ --session NAME: Forget a whole session.
+        user NAME: Forget a user's sessions, memory and documents.
+        document NAME: Forget a document.
+        tool NAME: Forget the results of a tool, in all sessions.
+        source NAME: Forget what was learned from a session or document, but not the source.
+        list_file --again FILE: Forget what a list of --list contains and this store still has.
+        list_ --list FILE: Forget nothing; write a list of what is forgotten, for --again.
+        dry --dry-run: Show what would be forgotten, and forget nothing.
     """
     if list_ is not None or list_file is not None:
         selectors = (name, address, session_, user, document, tool, source)

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from typing import Annotated, Any
+from typing import Any
 
 import typer
-from typer import Argument, Option
 
 from kilburn.backend import Backend, Batch, Finding, SegmentInfo, State
 from kilburn.backends.anchor import Anchor
@@ -50,17 +49,7 @@ class CheapCounter:
 
 
 @app.command()
-def fsck(
-    place: Annotated[
-        str | None, Argument(metavar="STORE", help="The file or URL of the store; by default that of --db.", show_default=False)
-    ] = None,
-    repair: Annotated[
-        bool, Option("--repair", help="Rebuild derived data, and quarantine sessions that cannot be read.")
-    ] = False,
-    db: Db = None,
-    tenant: Tenant = None,
-    json: Json = False,
-) -> None:
+def fsck(place: str | None = None, repair: bool = False, db: Db = None, tenant: Tenant = None, json: Json = False) -> None:
     """Check a store: every seal and hash, the sources of every fold, the index against the pages, the ledger against states and
     checkpoints.
 
@@ -76,6 +65,10 @@ def fsck(
         kilburn fsck agent.db
 
         kilburn fsck --repair
+
+    Args:
+        place [STORE]: The file or URL of the store; by default that of --db.
+        repair: Rebuild derived data, and quarantine sessions that cannot be read.
     """
     path = existing(place or db)
     if is_url(path) and repair:

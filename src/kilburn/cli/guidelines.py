@@ -7,9 +7,9 @@ from typing import Annotated
 
 import msgspec
 import typer
-from typer import Argument, Option
+from typer import Option
 
-from kilburn.cli.access import StorePlace, embed, with_agent_counter, with_options
+from kilburn.cli.access import StorePlace, embed, with_agent_counter
 from kilburn.cli.commands import command_group
 from kilburn.cli.forget import carry_out
 from kilburn.cli.memories import RedactSecrets, secrets_mode
@@ -29,23 +29,22 @@ Writer = Annotated[
 
 
 @guidelines.command("learn")
-@with_options
 def learn(
+    where: StorePlace,
     name: SessionName,
     model: Writer = None,
     user: Owner = None,
-    anew: Annotated[
-        bool, Option("--anew", help="Process all feedback of the session again, for example after pages were forgotten.")
-    ] = False,
+    anew: bool = False,
     secrets: RedactSecrets = None,
-    *,
-    where: StorePlace,
 ) -> None:
     """Learn guidelines from the new feedback in a session. `kilburn notes list guidelines` and `notes list examples` show them.
 
     Example:
 
         kilburn guidelines learn session-1
+
+    Args:
+        anew: Process all feedback of the session again, for example after pages were forgotten.
     """
     screening = secrets_mode(secrets, "redact")
     with closing_model(open_model(model)) as writer, where.writing() as opened:
@@ -70,23 +69,24 @@ def learn(
 
 
 @guidelines.command("unalign")
-@with_options
 def unalign(
+    where: StorePlace,
     name: SessionName,
-    address: Annotated[str, Argument(metavar="ADDRESS", help="The address of the feedback: p17.", show_default=False)],
+    address: str,
     model: Writer = None,
     user: Owner = None,
     secrets: RedactSecrets = None,
     yes: Yes = False,
     why: Why = "",
-    *,
-    where: StorePlace,
 ) -> None:
     """Forget feedback, its example, and the guidelines that rest on it alone. Prints a receipt.
 
     Example:
 
         kilburn guidelines unalign monday p1 --yes
+
+    Args:
+        address ADDRESS: The address of the feedback: p17.
     """
     screening = secrets_mode(secrets, "redact")
     with closing_model(open_model(model)) as writer, where.writing() as opened:

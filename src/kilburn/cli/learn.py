@@ -22,22 +22,10 @@ from kilburn.terminal import emit, line, say, tell
 @app.command()
 def learn(
     name: SessionName,
-    policy: Annotated[
-        str,
-        Option(
-            metavar="SPEC",
-            help="Learn with this policy: plain needs no model; facts, additive and consolidate ask a model.",
-        ),
-    ] = "plain",
-    model: Annotated[
-        str | None, Option(metavar="SPEC", help='Let this model answer the policy: "qwen", "chat(\'gpt-5\')" ...')
-    ] = None,
-    user: Annotated[
-        str | None, Option(metavar="NAME", help="Write to the memory of this user; by default the session's user.")
-    ] = None,
-    quota_facts: Annotated[
-        int | None, Option("--quota", metavar="FACTS", min=0, help="Stop if the memory has this many facts.")
-    ] = None,
+    policy: str = "plain",
+    model: str | None = None,
+    user: str | None = None,
+    quota_facts: Annotated[int | None, Option(min=0)] = None,
     evict: Evict = False,
     secrets: RedactSecrets = None,
     db: Db = None,
@@ -53,6 +41,12 @@ def learn(
         kilburn learn session-1
 
         kilburn learn session-1 --policy "consolidate('core/human')" --model "chat('gpt-5')"
+
+    Args:
+        policy SPEC: Learn with this policy: plain needs no model; facts, additive and consolidate ask a model.
+        model SPEC: Let this model answer the policy: "qwen", "chat('gpt-5')" ...
+        user NAME: Write to the memory of this user; by default the session's user.
+        quota_facts --quota FACTS: Stop if the memory has this many facts.
     """
     screening = secrets_mode(secrets, "redact")
     quota = Quota(facts=quota_facts, evict=evict) if quota_facts is not None else None

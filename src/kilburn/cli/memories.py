@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from typer import Argument, Option
 
 from kilburn.backend import SegmentKind
-from kilburn.cli.access import StorePlace, collection_owners, embed, no_collection, with_options
+from kilburn.cli.access import StorePlace, collection_owners, embed, no_collection
 from kilburn.cli.commands import app, command_group
 from kilburn.cli.forget import carry_out
 from kilburn.cli.moments import moment, seconds, when
@@ -71,31 +71,31 @@ def secrets_mode(word: str | None, default: Literal["refuse", "redact"] = "refus
 
 
 @app.command()
-@with_options
 def remember(
-    text: Annotated[str, Argument(metavar="TEXT", help="The fact, as a sentence.", show_default=False)],
+    where: StorePlace,
+    text: str,
     user: User = "",
-    since: Annotated[
-        str | None, Option(metavar="WHEN", help="The fact is true from this time on: 2026-05-17, or 30d for 30 days ago.")
-    ] = None,
-    until: Annotated[
-        str | None, Option(metavar="WHEN", help="The fact is true until this time: 2026-05-17, or 30d from now.")
-    ] = None,
-    importance: Annotated[float, Option(min=0.0, max=1.0, help="Rank the fact higher in searches, 0 to 1.")] = 0.0,
-    pin: Annotated[bool, Option("--pin", help="Protect the fact from quotas and sweeps.")] = False,
-    quota_facts: Annotated[
-        int | None, Option("--quota", metavar="FACTS", min=0, help="Refuse the fact if the memory has this many.")
-    ] = None,
+    since: str | None = None,
+    until: str | None = None,
+    importance: Annotated[float, Option(min=0.0, max=1.0)] = 0.0,
+    pin: bool = False,
+    quota_facts: Annotated[int | None, Option(min=0)] = None,
     evict: Evict = False,
     secrets: RefuseSecrets = None,
-    *,
-    where: StorePlace,
 ) -> None:
     """Remember a fact, for one user or for all. Searches find it at once.
 
     Example:
 
         kilburn remember "Ana prefers tea" --user ana
+
+    Args:
+        text TEXT: The fact, as a sentence.
+        since WHEN: The fact is true from this time on: 2026-05-17, or 30d for 30 days ago.
+        until WHEN: The fact is true until this time: 2026-05-17, or 30d from now.
+        importance: Rank the fact higher in searches, 0 to 1.
+        pin: Protect the fact from quotas and sweeps.
+        quota_facts --quota FACTS: Refuse the fact if the memory has this many.
     """
     time_now = time.time()
     times = {"since": moment(since, "--since", time_now), "until": moment(until, "--until", time_now, 1)}
@@ -120,17 +120,13 @@ def remember(
 
 
 @memories.command("list")
-@with_options
 def list_memories(
-    user: OnlyUser = None,
-    at: Annotated[
-        str | None, Option(metavar="WHEN", help="List facts that were true at this time: 2026-05-17, or 30d ago.")
-    ] = None,
-    proposed: Annotated[bool, Option("--proposed", help="List only proposed facts, which wait to be accepted.")] = False,
-    history: Annotated[bool, Option("--history", help="Include facts that are no longer true, or not yet.")] = False,
-    limit: Annotated[int, Option(min=1, help="List at most this many facts.")] = 1000,
-    *,
     where: StorePlace,
+    user: OnlyUser = None,
+    at: str | None = None,
+    proposed: bool = False,
+    history: bool = False,
+    limit: Annotated[int, Option(min=1)] = 1000,
 ) -> None:
     """List the facts of all users or of one, now or at an earlier time.
 
@@ -139,6 +135,12 @@ def list_memories(
         kilburn memories list --user ana
 
         kilburn memories list --at 2026-05-17
+
+    Args:
+        at WHEN: List facts that were true at this time: 2026-05-17, or 30d ago.
+        proposed: List only proposed facts, which wait to be accepted.
+        history: Include facts that are no longer true, or not yet.
+        limit: List at most this many facts.
     """
     moment_at = moment(at, "--at", time.time())
     rows: list[dict[str, Any]] = []
@@ -207,8 +209,7 @@ def marks(row: dict[str, Any]) -> str:
 
 
 @memories.command("show")
-@with_options
-def show_memory(address: Fact, user: User = "", *, where: StorePlace) -> None:
+def show_memory(where: StorePlace, address: Fact, user: User = "") -> None:
     """Show facts with their provenance: the messages that support them, and the pages derived from them.
 
     Example:
@@ -249,8 +250,7 @@ def _card(row: dict[str, Any]) -> str:
 
 
 @memories.command("state")
-@with_options
-def show_state(user: OnlyUser = None, *, where: StorePlace) -> None:
+def show_state(where: StorePlace, user: OnlyUser = None) -> None:
     """Show how far each policy has learned, and the exchanges that wait for a retry. Each row is a session and a policy.
 
     Example:
@@ -277,8 +277,7 @@ def show_state(user: OnlyUser = None, *, where: StorePlace) -> None:
 
 
 @memories.command("history")
-@with_options
-def show_history(address: Fact, user: User = "", *, where: StorePlace) -> None:
+def show_history(where: StorePlace, address: Fact, user: User = "") -> None:
     """Show the history of a fact: the facts that it superseded, those that superseded it, and all events of them.
 
     Example:
@@ -313,23 +312,18 @@ def _change(address: str, user: str, change: Change, title: str, where: StorePla
 
 
 @memories.command("update")
-@with_options
 def update(
-    address: Fact,
-    text: Annotated[str, Argument(metavar="TEXT", help="The new fact, as a sentence.", show_default=False)],
-    user: User = "",
-    since: Annotated[
-        str | None, Option(metavar="WHEN", help="The new fact is true from this time on; by default from now.")
-    ] = None,
-    secrets: RefuseSecrets = None,
-    *,
-    where: StorePlace,
+    where: StorePlace, address: Fact, text: str, user: User = "", since: str | None = None, secrets: RefuseSecrets = None
 ) -> None:
     """Replace a fact by a new one. The old fact is retired, and stays readable as history.
 
     Example:
 
         kilburn memories update p1 "Ana's flight is on 14 May" --user ana
+
+    Args:
+        text TEXT: The new fact, as a sentence.
+        since WHEN: The new fact is true from this time on; by default from now.
     """
     start, screening = moment(since, "--since", time.time()), secrets_mode(secrets)
     with where.writing() as store:
@@ -346,8 +340,7 @@ def update(
 
 
 @memories.command("undo")
-@with_options
-def undo(address: Fact, user: User = "", why: Why = "", *, where: StorePlace) -> None:
+def undo(where: StorePlace, address: Fact, user: User = "", why: Why = "") -> None:
     """Undo the last change of facts: restore superseded facts, or retire those that superseded them.
 
     A second undo reverses the first one.
@@ -360,8 +353,7 @@ def undo(address: Fact, user: User = "", why: Why = "", *, where: StorePlace) ->
 
 
 @memories.command("accept")
-@with_options
-def accept(address: Fact, user: User = "", why: Why = "", *, where: StorePlace) -> None:
+def accept(where: StorePlace, address: Fact, user: User = "", why: Why = "") -> None:
     """Put proposed facts in force. A fact is proposed if the model had read untrusted text before it wrote the fact.
 
     Example:
@@ -372,8 +364,7 @@ def accept(address: Fact, user: User = "", why: Why = "", *, where: StorePlace) 
 
 
 @memories.command("retire")
-@with_options
-def retire(address: Fact, user: User = "", why: Why = "", *, where: StorePlace) -> None:
+def retire(where: StorePlace, address: Fact, user: User = "", why: Why = "") -> None:
     """Retire facts that are no longer true, or reject proposed facts. They stay readable as history.
 
     Example:
@@ -388,8 +379,7 @@ def retire(address: Fact, user: User = "", why: Why = "", *, where: StorePlace) 
 
 
 @memories.command("pin")
-@with_options
-def pin(address: Fact, user: User = "", *, where: StorePlace) -> None:
+def pin(where: StorePlace, address: Fact, user: User = "") -> None:
     """Pin facts, so that no policy, quota or sweep removes them.
 
     Example:
@@ -400,8 +390,7 @@ def pin(address: Fact, user: User = "", *, where: StorePlace) -> None:
 
 
 @memories.command("unpin")
-@with_options
-def unpin(address: Fact, user: User = "", *, where: StorePlace) -> None:
+def unpin(where: StorePlace, address: Fact, user: User = "") -> None:
     """Unpin facts, so that they can be retired again.
 
     Example:
@@ -412,15 +401,7 @@ def unpin(address: Fact, user: User = "", *, where: StorePlace) -> None:
 
 
 @memories.command("forget")
-@with_options
-def forget_memory(
-    address: Fact,
-    user: User = "",
-    yes: Yes = False,
-    why: Why = "",
-    *,
-    where: StorePlace,
-) -> None:
+def forget_memory(where: StorePlace, address: Fact, user: User = "", yes: Yes = False, why: Why = "") -> None:
     """Forget facts for ever, with everything derived from them. Prints a receipt. Their sources stay.
 
     Example:
@@ -438,14 +419,8 @@ def forget_memory(
 
 
 @memories.command("sweep")
-@with_options
 def sweep_memories(
-    user: Annotated[str | None, Option(metavar="NAME", help="Sweep only this user's memory.")] = None,
-    retention: Annotated[str, Option(metavar="TIME", help="Keep a fact this long after its end: 30d, 12h, 0d.")] = "30d",
-    history: Annotated[str | None, Option(metavar="TIME", help="Keep a superseded fact this long; by default for ever.")] = None,
-    yes: Yes = False,
-    *,
-    where: StorePlace,
+    where: StorePlace, user: str | None = None, retention: str = "30d", history: str | None = None, yes: Yes = False
 ) -> None:
     """Forget facts that ended longer ago than their retention. Prints a receipt.
 
@@ -454,6 +429,11 @@ def sweep_memories(
     Example:
 
         kilburn memories sweep --retention 30d --yes
+
+    Args:
+        user NAME: Sweep only this user's memory.
+        retention TIME: Keep a fact this long after its end: 30d, 12h, 0d.
+        history TIME: Keep a superseded fact this long; by default for ever.
     """
     max_age = seconds(retention, "--retention")
     history_age = None if history is None else seconds(history, "--history")

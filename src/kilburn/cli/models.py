@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated, Any
-
-from typer import Argument
+from typing import Any
 
 from kilburn.cli.commands import command_group
 from kilburn.cli.screen import progress, table
@@ -50,20 +48,15 @@ def _files() -> list[dict[str, Any]]:
 
 
 @models.command("pull")
-def pull(
-    name: Annotated[
-        str,
-        Argument(
-            metavar="NAME", help="A name of the catalogue, hf:OWNER/REPO/FILE, or the path of a GGUF file.", show_default=False
-        ),
-    ],
-    json: Json = False,
-) -> None:
+def pull(name: str, json: Json = False) -> None:
     """Download a model to the cache, and verify its hash. An interrupted download continues.
 
     Example:
 
         kilburn models pull smollm2
+
+    Args:
+        name NAME: A name of the catalogue, hf:OWNER/REPO/FILE, or the path of a GGUF file.
     """
     with progress(name, unit="bytes") as report:
         path = weights.pull(name, progress=lambda file, have, total: report(have, total or None))

@@ -11,7 +11,7 @@ import typer
 from typer import Argument, Option
 
 from kilburn.backend import SegmentKind
-from kilburn.cli.access import StorePlace, collection_owners, embed, no_collection, with_options
+from kilburn.cli.access import StorePlace, collection_owners, embed, no_collection
 from kilburn.cli.commands import command_group
 from kilburn.cli.forget import carry_out
 from kilburn.cli.memories import RefuseSecrets, secrets_mode
@@ -75,13 +75,7 @@ def _mark(note: NoteVersion) -> str:
 
 
 @notes.command("list")
-@with_options
-def list_notes(
-    under: Annotated[str, Argument(metavar="NAME", help="List only notes below this name.", show_default=False)] = "",
-    user: Owner = "",
-    *,
-    where: StorePlace,
-) -> None:
+def list_notes(where: StorePlace, under: str = "", user: Owner = "") -> None:
     """List the notes in force.
 
     Examples:
@@ -89,6 +83,9 @@ def list_notes(
         kilburn notes list --user ana
 
         kilburn notes list core --user ana --json
+
+    Args:
+        under [NAME]: List only notes below this name.
     """
     with where.reading() as store:
         rows = [_row(note) for note in _notes(store, user).list(under)]
@@ -101,8 +98,7 @@ def list_notes(
 
 
 @notes.command("read")
-@with_options
-def read(name: Name, user: Owner = "", version: Version = "", *, where: StorePlace) -> None:
+def read(where: StorePlace, name: Name, user: Owner = "", version: Version = "") -> None:
     """Print the text of a note, or of an earlier version of it.
 
     Examples:
@@ -129,18 +125,14 @@ def _version(notes: Notes, name: str, address: str) -> NoteVersion:
 
 
 @notes.command("write")
-@with_options
 def write(
+    where: StorePlace,
     name: Name,
-    text: Annotated[
-        str | None, Argument(metavar="TEXT", help="The text of the note; by default, standard input is read.", show_default=False)
-    ] = None,
+    text: str | None = None,
     user: Owner = "",
-    anew: Annotated[bool, Option("--anew", help="Do not treat the former text as a source of the new one.")] = False,
+    anew: bool = False,
     secrets: RefuseSecrets = None,
     why: Why = "",
-    *,
-    where: StorePlace,
 ) -> None:
     """Write a note, or replace its text. The former text stays in its history.
 
@@ -149,6 +141,10 @@ def write(
         kilburn notes write core/human "Ana drinks tea." --user ana
 
         kilburn notes write core/human "Ana drinks coffee." --user ana --anew
+
+    Args:
+        text [TEXT]: The text of the note; by default, standard input is read.
+        anew: Do not treat the former text as a source of the new one.
     """
     content = text if text is not None else _input()
     with where.writing(new=True) as store:
@@ -166,28 +162,22 @@ def _input() -> str:
 
 
 @notes.command("rename")
-@with_options
-def rename(
-    name: Name,
-    to: Annotated[str, Argument(metavar="NAME", help="The new name.", show_default=False)],
-    user: Owner = "",
-    why: Why = "",
-    *,
-    where: StorePlace,
-) -> None:
+def rename(where: StorePlace, name: Name, to: str, user: Owner = "", why: Why = "") -> None:
     """Rename a note. Its history continues under the new name.
 
     Example:
 
         kilburn notes rename workflows/release workflows/ship --user ana
+
+    Args:
+        to NAME: The new name.
     """
     with where.writing() as store:
         _show(_notes(store, user).rename(name, to, why=why), "renamed", where.json)
 
 
 @notes.command("delete")
-@with_options
-def delete(name: Name, user: Owner = "", why: Why = "", *, where: StorePlace) -> None:
+def delete(where: StorePlace, name: Name, user: Owner = "", why: Why = "") -> None:
     """Delete a note. Its versions stay readable, and `restore` brings them back; `forget` erases them.
 
     Example:
@@ -199,8 +189,7 @@ def delete(name: Name, user: Owner = "", why: Why = "", *, where: StorePlace) ->
 
 
 @notes.command("history")
-@with_options
-def history(name: Name, user: Owner = "", *, where: StorePlace) -> None:
+def history(where: StorePlace, name: Name, user: Owner = "") -> None:
     """List the versions of a note, oldest first, including versions under another name and before a deletion.
 
     Example:
@@ -218,40 +207,31 @@ def history(name: Name, user: Owner = "", *, where: StorePlace) -> None:
 
 
 @notes.command("restore")
-@with_options
-def restore(
-    name: Name,
-    version: Annotated[str, Argument(metavar="ADDRESS", help="A version in `notes history`.", show_default=False)],
-    user: Owner = "",
-    why: Why = "",
-    *,
-    where: StorePlace,
-) -> None:
+def restore(where: StorePlace, name: Name, version: str, user: Owner = "", why: Why = "") -> None:
     """Put an earlier version of a note in force again.
 
     Example:
 
         kilburn notes restore core/human p1 --user ana
+
+    Args:
+        version ADDRESS: A version in `notes history`.
     """
     with where.writing() as store:
         _show(_notes(store, user).restore(name, version, why=why), "restored", where.json)
 
 
 @notes.command("diff")
-@with_options
-def diff(
-    name: Name,
-    old: Annotated[str, Option(metavar="ADDRESS", help="Compare with this version; by default the previous one.")] = "",
-    new: Annotated[str, Option(metavar="ADDRESS", help="Compare this version; by default the current one.")] = "",
-    user: Owner = "",
-    *,
-    where: StorePlace,
-) -> None:
+def diff(where: StorePlace, name: Name, old: str = "", new: str = "", user: Owner = "") -> None:
     """Show the difference between two versions of a note.
 
     Example:
 
         kilburn notes diff core/human --old p1 --user ana
+
+    Args:
+        old ADDRESS: Compare with this version; by default the previous one.
+        new ADDRESS: Compare this version; by default the current one.
     """
     with where.reading() as store:
         text = _notes(store, user).diff(name, old, new)
@@ -262,8 +242,7 @@ def diff(
 
 
 @notes.command("forget")
-@with_options
-def forget(name: Name, user: Owner = "", yes: Yes = False, why: Why = "", *, where: StorePlace) -> None:
+def forget(where: StorePlace, name: Name, user: Owner = "", yes: Yes = False, why: Why = "") -> None:
     """Forget a note for ever, with all its versions and everything derived from them. Prints a receipt.
 
     Example:
@@ -279,8 +258,7 @@ def forget(name: Name, user: Owner = "", yes: Yes = False, why: Why = "", *, whe
 
 
 @notes.command("export")
-@with_options
-def export(folder: Folder, user: Owner = "", *, where: StorePlace) -> None:
+def export(where: StorePlace, folder: Folder, user: Owner = "") -> None:
     """Export the notes to a folder of Markdown files, or update the folder. An edited file is not overwritten.
 
     If you keep the folder in Git, include its hidden list, which records the version of each file. `import` brings edits back.
@@ -295,18 +273,13 @@ def export(folder: Folder, user: Owner = "", *, where: StorePlace) -> None:
 
 
 @notes.command("import")
-@with_options
 def bring(
+    where: StorePlace,
     folder: Folder,
     user: Owner = "",
-    resolved: Annotated[
-        list[str] | None,
-        Option("--resolved", metavar="NAME", help="Accept the file of this note, as it merges both versions; may be repeated."),
-    ] = None,
-    delete: Annotated[bool, Option("--delete", help="Delete the notes whose files were deleted.")] = False,
+    resolved: list[str] | None = None,
+    delete: bool = False,
     secrets: RefuseSecrets = None,
-    *,
-    where: StorePlace,
 ) -> None:
     """Import the edited files of a folder. Each changed file becomes a new version, and each new file a note.
 
@@ -318,6 +291,10 @@ def bring(
         kilburn notes import notebook --user ana
 
         kilburn notes import notebook --user ana --resolved core/human
+
+    Args:
+        resolved NAME: Accept the file of this note, as it merges both versions; may be repeated.
+        delete: Delete the notes whose files were deleted.
     """
     screening = secrets_mode(secrets)
     with where.writing(new=True) as store:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, Option
+from typer import Option
 
 from kilburn.backends.places import is_url
 from kilburn.cli.commands import command_group
@@ -43,16 +43,15 @@ def start(folder: Dir = FOLDER, json: Json = False) -> None:
 
 
 @postgres.command("stop")
-def stop(
-    folder: Dir = FOLDER,
-    delete: Annotated[bool, Option("--delete", help="Remove the folder with all its data.")] = False,
-    json: Json = False,
-) -> None:
+def stop(folder: Dir = FOLDER, delete: bool = False, json: Json = False) -> None:
     """Stop the PostgreSQL server of a folder.
 
     Example:
 
         kilburn postgres stop --dir agent.pg
+
+    Args:
+        delete: Remove the folder with all its data.
     """
     from kilburn.backends.postgres.server import OwnServer
 
@@ -69,11 +68,7 @@ def stop(
 
 
 @postgres.command("wipe")
-def wipe(
-    url: Annotated[str, Argument(metavar="URL", show_default=False, help="The URL of the store.")],
-    tenant: Tenant = None,
-    json: Json = False,
-) -> None:
+def wipe(url: str, tenant: Tenant = None, json: Json = False) -> None:
     """Rewrite the tables of a large store, so that no forgotten byte stays in the server's files. Other clients wait.
 
     In a small store, `forget` does this itself.
@@ -81,6 +76,9 @@ def wipe(
     Example:
 
         kilburn postgres wipe "$KILBURN_DB"
+
+    Args:
+        url URL: The URL of the store.
     """
     if not is_url(url):
         raise SpecError("a file has nothing to wipe", advice="give postgresql://user@host:5432/database")
@@ -98,11 +96,7 @@ def wipe(
 
 
 @postgres.command("tend")
-def tend(
-    url: Annotated[str, Argument(metavar="URL", show_default=False, help="The URL of the store.")],
-    tenant: Tenant = None,
-    json: Json = False,
-) -> None:
+def tend(url: str, tenant: Tenant = None, json: Json = False) -> None:
     """Build or update a large store's index for search by meaning, while other clients use the store.
 
     A gateway does this itself, in the background.
@@ -110,6 +104,9 @@ def tend(
     Example:
 
         kilburn postgres tend "$KILBURN_DB"
+
+    Args:
+        url URL: The URL of the store.
     """
     if not is_url(url):
         raise SpecError("a file has no such index", advice="give postgresql://user@host:5432/database")

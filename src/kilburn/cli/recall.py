@@ -10,7 +10,7 @@ import time
 from typing import Annotated
 
 import msgspec
-from typer import Argument, Option
+from typer import Option
 
 from kilburn.cli.access import reading, session
 from kilburn.cli.moments import moment, when
@@ -23,21 +23,7 @@ from kilburn.terminal import age, emit, line, tell
 
 
 @app.command()
-def recall(
-    name: Annotated[
-        str,
-        Argument(
-            metavar="SESSION",
-            help="A session, or @memory/USER or @document/NAME as in a hit of `search`.",
-            show_default=False,
-        ),
-    ],
-    address: Annotated[str, Argument(metavar="ADDRESS", help="A page p17, a range p17-p42, or a fold f3.", show_default=False)],
-    raw: Annotated[bool, Option("--raw", help="Print the exact bytes on a terminal, too, escape sequences included.")] = False,
-    db: Db = None,
-    tenant: Tenant = None,
-    json: Json = False,
-) -> None:
+def recall(name: str, address: str, raw: bool = False, db: Db = None, tenant: Tenant = None, json: Json = False) -> None:
     """Print the exact text at an address, and nothing else.
 
     On a terminal, escape sequences and control characters are made visible; a pipe and a file get every byte.
@@ -47,6 +33,11 @@ def recall(
         kilburn recall session-1 p17 > page.txt
 
         kilburn recall @document/manual/pump.md p1
+
+    Args:
+        name SESSION: A session, or @memory/USER or @document/NAME as in a hit of `search`.
+        address ADDRESS: A page p17, a range p17-p42, or a fold f3.
+        raw: Print the exact bytes on a terminal, too, escape sequences included.
     """
     with reading(db, tenant) as store:
         collection = next((info for info in store.collections() if info.name == name), None)
@@ -68,19 +59,14 @@ def recall(
 
 @app.command()
 def search(
-    query: Annotated[str, Argument(metavar="WORDS", help="The words to search for, or a question.", show_default=False)],
-    name: Annotated[str | None, Option("--session", metavar="NAME", help="Search only this session.")] = None,
-    where: Annotated[
-        list[str] | None,
-        Option(metavar="PLACE", help="Search only here: sessions, facts, documents or all; may be repeated."),
-    ] = None,
-    user: Annotated[str | None, Option(metavar="NAME", help="Search only what belongs to this user, or to all users.")] = None,
-    at: Annotated[
-        str | None, Option(metavar="WHEN", help="Search what was known and true at this time: 2026-05-17, or 30d ago.")
-    ] = None,
-    tokens: Annotated[int, Option(min=1, help="Print at most this many tokens of hits.")] = 1000,
-    limit: Annotated[int, Option(min=1, help="Print at most this many hits.")] = 20,
-    explain: Annotated[bool, Option("--explain", help="Print the terms of each score.")] = False,
+    query: str,
+    name: str | None = None,
+    where: list[str] | None = None,
+    user: str | None = None,
+    at: str | None = None,
+    tokens: Annotated[int, Option(min=1)] = 1000,
+    limit: Annotated[int, Option(min=1)] = 20,
+    explain: bool = False,
     db: Db = None,
     tenant: Tenant = None,
     json: Json = False,
@@ -93,6 +79,16 @@ def search(
         kilburn search "connection refused" --session session-1
 
         kilburn search "where does Ana live" --where facts --user ana --explain
+
+    Args:
+        query WORDS: The words to search for, or a question.
+        name --session NAME: Search only this session.
+        where PLACE: Search only here: sessions, facts, documents or all; may be repeated.
+        user NAME: Search only what belongs to this user, or to all users.
+        at WHEN: Search what was known and true at this time: 2026-05-17, or 30d ago.
+        tokens: Print at most this many tokens of hits.
+        limit: Print at most this many hits.
+        explain: Print the terms of each score.
     """
     if not query.strip():
         raise SpecError("an empty query", advice="give words to search for")

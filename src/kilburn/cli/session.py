@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Annotated, Any
 
 import msgspec
-from typer import Argument, Option
+from typer import Argument
 
 from kilburn.backend import SegmentInfo, State, root_name
 from kilburn.cli.access import open_session, reading, session
@@ -131,12 +131,7 @@ def queue_cells(row: dict[str, Any]) -> list[Any]:
 
 
 @app.command()
-def ps(
-    every: Annotated[bool, Option("--all", help="List all forks of a session.")] = False,
-    db: Db = None,
-    tenant: Tenant = None,
-    json: Json = False,
-) -> None:
+def ps(every: bool = False, db: Db = None, tenant: Tenant = None, json: Json = False) -> None:
     """List the sessions of a store with their pages, tokens, window, hit rate and last use. A second table lists sessions that a
     scheduler serves: the state of the last job, the slice, and how long jobs waited.
 
@@ -145,6 +140,9 @@ def ps(
     Example:
 
         kilburn ps --db agent.db
+
+    Args:
+        every --all: List all forks of a session.
     """
     with reading(db, tenant) as store:
         infos = store.sessions()
@@ -193,16 +191,7 @@ def stats(name: SessionName, db: Db = None, tenant: Tenant = None, json: Json = 
 
 
 @app.command()
-def show(
-    name: SessionName,
-    address: Annotated[
-        str | None,
-        Argument(metavar="ADDRESS", help="A page p17, a range p17-p42, or a fold f3; by default all pages.", show_default=False),
-    ] = None,
-    db: Db = None,
-    tenant: Tenant = None,
-    json: Json = False,
-) -> None:
+def show(name: SessionName, address: str | None = None, db: Db = None, tenant: Tenant = None, json: Json = False) -> None:
     """Show the page table of a session, or all data of some pages, including their text.
 
     Examples:
@@ -210,6 +199,9 @@ def show(
         kilburn show session-1
 
         kilburn show session-1 p17
+
+    Args:
+        address [ADDRESS]: A page p17, a range p17-p42, or a fold f3; by default all pages.
     """
     with reading(db, tenant) as store:
         opened = session(store, name)

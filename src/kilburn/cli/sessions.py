@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import msgspec
-from typer import Option
 
-from kilburn.cli.access import StorePlace, with_options
+from kilburn.cli.access import StorePlace
 from kilburn.cli.commands import command_group
 from kilburn.cli.forget import confirm
 from kilburn.cli.moments import seconds, when
@@ -23,20 +20,8 @@ _OPTIONS = {"archive": "--archive-after", "forget": "--forget-after", "branches"
 
 
 @sessions.command("expire")
-@with_options
 def expire_sessions(
-    older: Annotated[
-        str | None,
-        Option("--older-than", metavar="TIME", help="Select sessions unused for this long: 30d, 12h; by default by the rule."),
-    ] = None,
-    archive: Annotated[bool, Option("--archive", help="Move their texts to the cold place; they stay readable.")] = False,
-    forget: Annotated[
-        bool, Option("--forget", help="Forget them, with their branches and everything derived from them.")
-    ] = False,
-    yes: Yes = False,
-    dry: Annotated[bool, Option("--dry-run", help="Show what would happen, and change nothing.")] = False,
-    *,
-    where: StorePlace,
+    where: StorePlace, older: str | None = None, archive: bool = False, forget: bool = False, yes: Yes = False, dry: bool = False
 ) -> None:
     """Archive or forget the sessions that nobody has used for long. Without --older-than, the tenant's rule applies.
 
@@ -48,6 +33,12 @@ def expire_sessions(
         kilburn sessions expire --older-than 30d --forget --dry-run
 
         kilburn sessions expire --yes
+
+    Args:
+        older --older-than TIME: Select sessions unused for this long: 30d, 12h; by default by the rule.
+        archive: Move their texts to the cold place; they stay readable.
+        forget: Forget them, with their branches and everything derived from them.
+        dry --dry-run: Show what would happen, and change nothing.
     """
     if (older is None) != (not archive and not forget) or (archive and forget):
         raise SpecError("expire takes --older-than with --archive or --forget, or the rule", advice="give both, or none")
@@ -90,25 +81,8 @@ def _report(due: Expired, dry: bool, *, json: bool) -> None:
 
 
 @sessions.command("rule")
-@with_options
 def rule(
-    archive: Annotated[
-        str | None, Option("--archive-after", metavar="TIME", help="Archive sessions after this long without use: 30d.")
-    ] = None,
-    forget: Annotated[
-        str | None, Option("--forget-after", metavar="TIME", help="Forget sessions after this long without use: 365d.")
-    ] = None,
-    branches: Annotated[
-        str | None,
-        Option(
-            "--forget-branches-after",
-            metavar="TIME",
-            help="Forget a gateway's branches that nobody continued for this long: 7d.",
-        ),
-    ] = None,
-    never: Annotated[bool, Option("--never", help="Remove the rule, so that sessions never expire.")] = False,
-    *,
-    where: StorePlace,
+    where: StorePlace, archive: str | None = None, forget: str | None = None, branches: str | None = None, never: bool = False
 ) -> None:
     """Show or set the retention rule of this tenant's sessions. `kilburn serve` applies the rule when it is idle, and `kilburn
     sessions expire --yes` applies it at once.
@@ -116,6 +90,12 @@ def rule(
     Example:
 
         kilburn sessions rule --forget-after 365d
+
+    Args:
+        archive --archive-after TIME: Archive sessions after this long without use: 30d.
+        forget --forget-after TIME: Forget sessions after this long without use: 365d.
+        branches --forget-branches-after TIME: Forget a gateway's branches that nobody continued for this long: 7d.
+        never: Remove the rule, so that sessions never expire.
     """
     options = {"archive": archive, "forget": forget, "branches": branches}
     seconds_by_name = {name: seconds(text, _OPTIONS[name]) for name, text in options.items() if text is not None}
@@ -143,8 +123,7 @@ def rule(
 
 
 @sessions.command("receipts")
-@with_options
-def receipts(*, where: StorePlace) -> None:
+def receipts(where: StorePlace) -> None:
     """Show the last 200 receipts of sessions that expired by a rule, also when `kilburn worker` or `kilburn serve` applied it.
 
     Sessions have numbers here, because their names are forgotten, too. `kilburn forget` prints its receipt at once.

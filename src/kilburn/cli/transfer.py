@@ -29,17 +29,10 @@ from kilburn.wire.recording import FORMS, MAX_FILE_BYTES, file_stem, read_lines
 
 @app.command()
 def export(
-    name: Annotated[
-        str | None, Argument(metavar="SESSION", help="The name of a session; by default all sessions.", show_default=False)
-    ] = None,
-    out: Annotated[
-        Path | None,
-        Option("--out", "-o", metavar="FILE", help="Write to this file, which may end in .gz; by default to standard output."),
-    ] = None,
+    name: str | None = None,
+    out: Path | None = None,
     force: Force = False,
-    note: Annotated[
-        bool, Option("--note/--no-note", help="Record the export in the ledger; use --no-note while an agent works.")
-    ] = True,
+    note: bool = True,
     db: Db = None,
     tenant: Tenant = None,
     json: Json = False,
@@ -58,6 +51,11 @@ def export(
         kilburn export session-1 --out copy.jsonl
 
         kilburn export --out all.jsonl.gz --json
+
+    Args:
+        name [SESSION]: The name of a session; by default all sessions.
+        out --out -o FILE: Write to this file, which may end in .gz; by default to standard output.
+        note --note/--no-note: Record the export in the ledger; use --no-note while an agent works.
     """
     if out is not None:
         check_target(out, force=force)
@@ -135,13 +133,9 @@ def _note(db: str | None, tenant: str | None, names: list[str], where: str) -> N
 @app.command("import")
 def bring(
     source: Annotated[Path, Argument(metavar="FILE", help=FORMS[0].upper() + FORMS[1:] + ".", show_default=False)],
-    name: Annotated[
-        str | None, Option("--session", metavar="NAME", help="Give the session this name; by default its own, or the file's.")
-    ] = None,
-    tokenizer: Annotated[str, Option(metavar="NAME", help='Count tokens by "auto", a model\'s name, or "chars/4".')] = "auto",
-    size: Annotated[
-        int, Option("--max-size", metavar="BYTES", min=1, help="Refuse a file with more bytes than this, unpacked.")
-    ] = MAX_FILE_BYTES,
+    name: str | None = None,
+    tokenizer: str = "auto",
+    size: Annotated[int, Option(min=1)] = MAX_FILE_BYTES,
     db: Db = None,
     tenant: Tenant = None,
     json: Json = False,
@@ -154,6 +148,11 @@ def bring(
     Example:
 
         kilburn import run.jsonl --session light
+
+    Args:
+        name --session NAME: Give the session this name; by default its own, or the file's.
+        tokenizer NAME: Count tokens by "auto", a model's name, or "chars/4".
+        size --max-size BYTES: Refuse a file with more bytes than this, unpacked.
     """
     with progress(f"reading {source.name}"):
         saved = gather(read_lines(source, size), file_stem(source), name)

@@ -9,7 +9,7 @@ import typer
 from typer import Option
 
 from kilburn.backend import SegmentKind
-from kilburn.cli.access import StorePlace, embed, with_agent_counter, with_options
+from kilburn.cli.access import StorePlace, embed, with_agent_counter
 from kilburn.cli.commands import command_group
 from kilburn.cli.model_loading import closing_model, open_model
 from kilburn.cli.screen import count, many, progress, table
@@ -25,17 +25,15 @@ Owner = Annotated[str | None, Option("--user", metavar="NAME", help="Use the not
 
 
 @workflows.command("list")
-@with_options
-def list_workflows(
-    user: Annotated[str, Option(metavar="NAME", help="List the workflows of this user; by default those of all users.")] = "",
-    *,
-    where: StorePlace,
-) -> None:
+def list_workflows(where: StorePlace, user: str = "") -> None:
     """List the workflows in force, with their numbers of successes and failures. They are notes: see `kilburn notes read`.
 
     Example:
 
         kilburn workflows list --user ana
+
+    Args:
+        user NAME: List the workflows of this user; by default those of all users.
     """
     with where.reading() as store:
         exists = any(info.info.kind is SegmentKind.NOTES and info.info.user == user for info in store.collections())
@@ -62,22 +60,14 @@ def list_workflows(
 
 
 @workflows.command("learn")
-@with_options
 def learn(
-    name: SessionName,
-    succeeded: Annotated[
-        bool | None, Option("--succeeded/--failed", help="Judge the tasks of the session; by default, the model judges.")
-    ] = None,
-    model: Annotated[
-        str | None, Option(metavar="SPEC", help="Let this model judge, and choose the steps with --induce model.")
-    ] = None,
-    induce: Annotated[str, Option(metavar="NAME", help="Extract the steps of a success by a rule, or by the model.")] = "rule",
-    user: Owner = None,
-    anew: Annotated[
-        bool, Option("--anew", help="Process all tasks of the session again, for example after pages were forgotten.")
-    ] = False,
-    *,
     where: StorePlace,
+    name: SessionName,
+    succeeded: bool | None = None,
+    model: str | None = None,
+    induce: str = "rule",
+    user: Owner = None,
+    anew: bool = False,
 ) -> None:
     """Learn workflows from the new tasks of a session: count the results of workflows that were shown, and extract new ones.
 
@@ -86,6 +76,12 @@ def learn(
         kilburn workflows learn session-1 --succeeded
 
         kilburn workflows learn session-1 --failed --user ana
+
+    Args:
+        succeeded --succeeded/--failed: Judge the tasks of the session; by default, the model judges.
+        model SPEC: Let this model judge, and choose the steps with --induce model.
+        induce NAME: Extract the steps of a success by a rule, or by the model.
+        anew: Process all tasks of the session again, for example after pages were forgotten.
     """
     if induce not in ("rule", "model"):
         raise SpecError(f"--induce {induce}"[:80], advice="give rule or model")
