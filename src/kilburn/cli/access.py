@@ -7,15 +7,16 @@ forgetting evicts nothing. A command that only reads never creates a store.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from kilburn.backend import SegmentKind
 from kilburn.backends.places import is_url, open_backend
 from kilburn.budget import Budget
-from kilburn.cli.screen import progress
+from kilburn.cli.screen import Columns, progress, show, show_records
 from kilburn.cli.shell import Db, Json, Tenant
 from kilburn.errors import KilburnError, SpecError
 from kilburn.kernel.ledger import counter_of
@@ -55,17 +56,26 @@ class StorePlace(Options, frozen=True, kw_only=True):
     tenant: Tenant = None
     json: Json = False
 
-    def reading(self) -> Store:
+    def reading(self, *, meaning: bool = False) -> Store:
         """Open the store for reading; see `reading`."""
-        return reading(self.db, self.tenant)
+        return reading(self.db, self.tenant, meaning=meaning)
 
-    def writing(self, *, new: bool = False) -> Store:
+    def writing(self, *, new: bool = False, readonly: bool = False) -> Store:
         """Open the store for changes; see `writing`.
 
         Args:
             new: create the store if it does not exist.
+            readonly: the changes are only tried, and nothing is written.
         """
-        return writing((self.db or "agent.db") if new else existing(self.db), self.tenant)
+        return writing((self.db or "agent.db") if new else existing(self.db), self.tenant, readonly=readonly)
+
+    def show(self, value: Any, text: str | Iterable[str]) -> None:
+        """Print a result; see `kilburn.cli.screen.show`."""
+        show(value, text, json=self.json)
+
+    def show_records(self, records: Sequence[dict[str, Any]], columns: Columns, noun: str = "") -> None:
+        """Print records; see `kilburn.cli.screen.show_records`."""
+        show_records(records, columns, noun, json=self.json)
 
 
 def reading(db: str | None, tenant: str | None, *, meaning: bool = False) -> Store:

@@ -15,7 +15,7 @@ from kilburn.cli.moments import seconds
 from kilburn.cli.screen import many, progress
 from kilburn.errors import SpecError
 from kilburn.jobs.ending import Coolness, cool
-from kilburn.terminal import emit, line, say, tell
+from kilburn.terminal import line, say
 
 cold = command_group("cold")
 
@@ -47,12 +47,8 @@ def set_place(where: StorePlace, place: str, key: str = "", versions: bool = Fal
             # A concurrent move has finished by now, or it will use the new place.
             if backend.contents.cold():
                 raise occupied
-    if where.json:
-        emit(msgspec.to_builtins(cold_place))
-    else:
-        tell(
-            line(f"cold texts go to {cold_place.url}{f', encrypted with the key in {cold_place.key}' if cold_place.key else ''}")
-        )
+    encrypted = f", encrypted with the key in {cold_place.key}" if cold_place.key else ""
+    where.show(msgspec.to_builtins(cold_place), line(f"cold texts go to {cold_place.url}{encrypted}"))
 
 
 @cold.command("move")
@@ -76,14 +72,13 @@ def move(where: StorePlace, older: str = "30d", min_tokens: Annotated[int, Optio
         began = time.process_time()
         result = cool(store, rule, dry=dry)
         spent = time.process_time() - began
-    if where.json:
-        emit({"dry": dry, "texts": result.texts, "bytes": None if dry else result.bytes, "seconds": round(spent, 3)})
-    elif dry:
-        tell(f"would move: {many(result.texts, 'text')} at most")
-    else:
-        tell(f"moved: {many(result.texts, 'text')}, {many(result.bytes, 'byte')}")
-        if not result.texts:
-            say(f"newer texts stay, and so do texts of fewer than {min_tokens} tokens, or of 200 bytes compressed")
+    moved = f"moved: {many(result.texts, 'text')}, {many(result.bytes, 'byte')}"
+    where.show(
+        {"dry": dry, "texts": result.texts, "bytes": None if dry else result.bytes, "seconds": round(spent, 3)},
+        f"would move: {many(result.texts, 'text')} at most" if dry else moved,
+    )
+    if not (result.texts or dry or where.json):
+        say(f"newer texts stay, and so do texts of fewer than {min_tokens} tokens, or of 200 bytes compressed")
 
 
 @cold.command("back")
@@ -96,10 +91,7 @@ def back(where: StorePlace) -> None:
     """
     with where.writing() as store, progress("bringing texts back"):
         result = store.backend.contents.warm()
-    if where.json:
-        emit(msgspec.to_builtins(result))
-    else:
-        tell(f"brought back: {many(result.texts, 'text')}, {many(result.bytes, 'byte')}")
+    where.show(msgspec.to_builtins(result), f"brought back: {many(result.texts, 'text')}, {many(result.bytes, 'byte')}")
 
 
 @cold.command("scrub")
@@ -118,11 +110,7 @@ def scrub(where: StorePlace, repair: bool = False) -> None:
     with where.writing() as store, progress("reading cold texts"):
         findings = store.backend.contents.scrub(repair=repair)
         texts = len(store.backend.contents.cold())
-    if where.json:
-        emit({"texts": texts, "findings": list(findings)})
-    else:
-        for finding in findings:
-            tell(line(finding))
-        tell(f"{many(texts, 'cold text')}: {many(len(findings), 'finding') if findings else 'all is well'}")
+    verdict = f"{many(texts, 'cold text')}: {many(len(findings), 'finding') if findings else 'all is well'}"
+    where.show({"texts": texts, "findings": list(findings)}, [*map(line, findings), verdict])
     if findings:
         raise typer.Exit(1)

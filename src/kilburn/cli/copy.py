@@ -10,9 +10,9 @@ import typer
 import kilburn
 from kilburn.backends.places import shown
 from kilburn.cli.access import existing
-from kilburn.cli.screen import count, many, progress
+from kilburn.cli.screen import count, many, progress, show
 from kilburn.cli.shell import Json, Tenant, app
-from kilburn.terminal import emit, line, say, tell
+from kilburn.terminal import line, say
 
 PLURALS = {"session": "sessions", "memory": "memories", "document": "documents"}
 
@@ -55,18 +55,14 @@ def copy_store(
         result = kilburn.copy(origin, target, tenant=tenant or "default", to=to, note=note, progress=copied)
     for name, why in result.left:
         say(line(f"kilburn: not copied: {name}: {why}"))
-    if json:
-        emit({"source": source_name, "target": target_name} | msgspec.to_builtins(result))
-    else:
-        kinds = ", ".join(
-            f"{count(number)} {kind if number == 1 else PLURALS.get(kind, kind)}" for kind, number in result.kinds.items()
-        )
-        tell(
-            line(
-                f"{target_name}: {kinds or 'nothing'}; {many(result.pages, 'page')}, {many(result.events, 'event')} and "
-                f"{many(result.vectors, 'vector')}, the same as in {source_name}"
-            )
-        )
-        tell(f"written now: {count(result.new)}; sha256 {result.digest}")
+    kinds = ", ".join(
+        f"{count(number)} {kind if number == 1 else PLURALS.get(kind, kind)}" for kind, number in result.kinds.items()
+    )
+    sizes = f"{many(result.pages, 'page')}, {many(result.events, 'event')} and {many(result.vectors, 'vector')}"
+    lines = (
+        line(f"{target_name}: {kinds or 'nothing'}; {sizes}, the same as in {source_name}"),
+        f"written now: {count(result.new)}; sha256 {result.digest}",
+    )
+    show({"source": source_name, "target": target_name} | msgspec.to_builtins(result), lines, json=json)
     if result.left:
         raise typer.Exit(1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import starmap
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,14 +14,14 @@ from kilburn.cli.access import StorePlace, embed
 from kilburn.cli.commands import command_group
 from kilburn.cli.forget import carry_out
 from kilburn.cli.memories import OnlyUser, RefuseSecrets, secrets_mode
-from kilburn.cli.screen import count, many, progress, table
+from kilburn.cli.screen import Columns, count, many, progress
 from kilburn.cli.shell import Why, Yes
 from kilburn.collections.collection import Collection
 from kilburn.errors import SpecError
 from kilburn.kernel.store import DOCUMENT, Store
 from kilburn.memory.documents import Ingested, document_name, document_text, in_order, ingest
 from kilburn.memory.documents import documents as documents_of
-from kilburn.terminal import age, emit, line, say, tell
+from kilburn.terminal import age, line, say
 
 documents = command_group("documents")
 
@@ -53,18 +55,20 @@ def add(where: StorePlace, paths: list[Path], name: str | None = None, user: str
             with progress(f"reading {path}") as report:
                 results.append(ingest(store, path, name, user, secrets=screening, progress=report))
         embed(store, sum(result.added for result in results))
-    if where.json:
-        emit([{"path": str(path)} | msgspec.structs.asdict(result) for path, result in zip(paths, results, strict=True)])
-        return
-    for path, result in zip(paths, results, strict=True):
-        for file, why in result.skipped:
-            say(line(f"skipped: {file}: {why}"))
-        for removed in result.gone:
-            say(line(f"deleted, and retired: {removed}"))
-        figures = f"{many(result.added, 'chunk')} added, {count(result.retired)} retired, {count(result.unchanged)} unchanged"
-        tell(line(f"{path}: {many(len(result.documents), 'document')} new or changed; {figures}"))
-        if result.redacted:
-            say(f"{many(result.redacted, 'secret')} redacted")
+    pairs = list(zip(paths, results, strict=True))
+    where.show([{"path": str(path)} | msgspec.structs.asdict(result) for path, result in pairs], starmap(_describe, pairs))
+
+
+def _describe(path: Path, result: Ingested) -> str:
+    """Return a line about an added path. What was skipped, retired or redacted goes to standard error."""
+    for file, why in result.skipped:
+        say(line(f"skipped: {file}: {why}"))
+    for removed in result.gone:
+        say(line(f"deleted, and retired: {removed}"))
+    if result.redacted:
+        say(f"{many(result.redacted, 'secret')} redacted")
+    figures = f"{many(result.added, 'chunk')} added, {count(result.retired)} retired, {count(result.unchanged)} unchanged"
+    return line(f"{path}: {many(len(result.documents), 'document')} new or changed; {figures}")
 
 
 @documents.command("list")
@@ -77,12 +81,8 @@ def list_documents(where: StorePlace, user: OnlyUser = None) -> None:
     """
     with where.reading() as store:
         rows = [_row(document) for document in documents_of(store, user)]
-    if where.json:
-        emit(rows)
-        return
-    heads = ("document", "user", "chunks", "tokens", "changed")
-    table(heads, ((row["document"], row["user"], row["chunks"], row["tokens"], f"{age(row['changed'])} ago") for row in rows))
-    tell(many(len(rows), "document"))
+    columns: Columns = {key: key for key in ("document", "user", "chunks", "tokens")}
+    where.show_records(rows, {**columns, "changed": lambda row: f"{age(row['changed'])} ago"}, "document")
 
 
 def _row(document: Collection) -> dict[str, Any]:
@@ -107,10 +107,7 @@ def show_document(where: StorePlace, name: Name) -> None:
     with where.reading() as store:
         document = _named(store, name)
         text, chunks = document_text(document), [page.address for page in in_order(document)]
-    if where.json:
-        emit({"document": name, "chunks": chunks, "text": text})
-        return
-    tell(text, end="" if text.endswith("\n") else "\n")
+    where.show({"document": name, "chunks": chunks, "text": text}, text.removesuffix("\n"))
 
 
 @documents.command("remove")
@@ -123,7 +120,7 @@ def remove(where: StorePlace, name: Name, yes: Yes = False, why: Why = "") -> No
     """
     with where.writing() as store:
         name = document_name(_named(store, name))
-        carry_out(lambda dry_run: store.forget(document=name, why=why, dry=dry_run), store, yes=yes, json=where.json)
+        carry_out(partial(store.forget, document=name, why=why), store, where, yes=yes)
 
 
 def _named(store: Store, name: str) -> Collection:

@@ -19,7 +19,7 @@ from kilburn.cli.session import SessionName
 from kilburn.cli.shell import Why, Yes
 from kilburn.cli.workflows import Owner
 from kilburn.memory.guidelines import Guidelines
-from kilburn.terminal import emit, line, say, tell
+from kilburn.terminal import line, say
 
 guidelines = command_group("guidelines")
 
@@ -55,14 +55,13 @@ def learn(
             result = collection.learn(session, model=writer, anew=anew, secrets=screening)
             texts = {note: collection.notes.read(note).text for note in (*result.learned, *result.supported)}
         embed(opened)
-    if where.json:
-        emit(msgspec.structs.asdict(result) | {"session": name, "guidelines": texts})
-    else:
-        for note, text in texts.items():
-            tell(line(f"{'learned' if note in result.learned else 'supported again'}: {note}  {text}"))
-        for address in result.refused:
-            say(line(f"skipped: {name} {address} contains a secret"))
-        tell(f"{many(result.feedback, 'message')} of feedback, {count(len(result.examples))} kept as examples")
+    for address in () if where.json else result.refused:
+        say(line(f"skipped: {name} {address} contains a secret"))
+    lines = [
+        line(f"{'learned' if note in result.learned else 'supported again'}: {note}  {text}") for note, text in texts.items()
+    ]
+    lines.append(f"{many(result.feedback, 'message')} of feedback, {count(len(result.examples))} kept as examples")
+    where.show(msgspec.structs.asdict(result) | {"session": name, "guidelines": texts}, lines)
     if result.failed:
         say(line(f"kilburn: nothing could be learned yet: {result.failed}; repeat the command"))
         raise typer.Exit(1)
@@ -94,4 +93,4 @@ def unalign(
         session = store.session(name)
         collection = Guidelines(store, session.info.user if user is None else user)
         forget = partial(collection.unalign, session, address, why, model=writer, secrets=screening)
-        carry_out(lambda dry_run: forget(dry=dry_run), store, yes=yes, json=where.json)
+        carry_out(forget, store, where, yes=yes)

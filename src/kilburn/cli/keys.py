@@ -10,10 +10,10 @@ from typer import Option
 
 from kilburn.backends.places import canonical_name, is_url
 from kilburn.cli.commands import command_group
-from kilburn.cli.screen import table
+from kilburn.cli.screen import Columns, show, show_records
 from kilburn.cli.shell import Json, Tenant
 from kilburn.gateway.keys import Key, Link, add_key, read_keys, revoke_key
-from kilburn.terminal import age, emit, line, say, tell
+from kilburn.terminal import age, line, say
 
 keys = command_group("keys")
 
@@ -68,12 +68,10 @@ def add(
         looks=looks,
     )
     added, secret = add_key(file, key)
-    if json:
-        emit({"key": secret, **_row(added)})
-        return
     place = canonical_name(file) if is_url(file) else file
-    say(f"key {added.name} opens tenant {added.tenant}; it is shown only now, and {place} contains its hash")
-    tell(secret)
+    if not json:
+        say(f"key {added.name} opens tenant {added.tenant}; it is shown only now, and {place} contains its hash")
+    show({"key": secret, **_row(added)}, secret, json=json)
 
 
 @keys.command("list")
@@ -84,12 +82,8 @@ def list_keys(file: File = FILE, json: Json = False) -> None:
 
         kilburn keys list
     """
-    rows = [_row(key) for key in read_keys(file)]
-    if json:
-        emit(rows)
-        return
-    table_rows = ((*(row[name] for name in ("name", "tenant", "user", "note")), _options(row), _state(row)) for row in rows)
-    table(("name", "tenant", "user", "note", "options", "state"), table_rows)
+    columns: Columns = {key: key for key in ("name", "tenant", "user", "note")}
+    show_records(list(map(_row, read_keys(file))), {**columns, "options": _options, "state": _state}, json=json)
 
 
 @keys.command("revoke")
@@ -104,10 +98,7 @@ def revoke(name: str, file: File = FILE, json: Json = False) -> None:
         name NAME: The name of the key: the 8 digits after `kilburn-`.
     """
     key = revoke_key(file, name)
-    if json:
-        emit(_row(key))
-        return
-    tell(f"key {key.name} of tenant {key.tenant} is revoked")
+    show(_row(key), f"key {key.name} of tenant {key.tenant} is revoked", json=json)
 
 
 def _row(key: Key) -> dict[str, Any]:

@@ -8,12 +8,12 @@ import msgspec
 import typer
 from typer import Option
 
-from kilburn.cli.access import embed, existing, with_agent_counter, writing
+from kilburn.cli.access import StorePlace, embed, with_agent_counter
 from kilburn.cli.memories import Evict, RedactSecrets, secrets_mode
 from kilburn.cli.model_loading import closing_model, open_model
 from kilburn.cli.screen import many, progress
 from kilburn.cli.session import SessionName
-from kilburn.cli.shell import Db, Json, Tenant, app
+from kilburn.cli.shell import app
 from kilburn.memory.account import describe
 from kilburn.memory.quota import Quota
 from kilburn.terminal import emit, line, say, tell
@@ -21,6 +21,7 @@ from kilburn.terminal import emit, line, say, tell
 
 @app.command()
 def learn(
+    where: StorePlace,
     name: SessionName,
     policy: str = "plain",
     model: str | None = None,
@@ -28,9 +29,6 @@ def learn(
     quota_facts: Annotated[int | None, Option(min=0)] = None,
     evict: Evict = False,
     secrets: RedactSecrets = None,
-    db: Db = None,
-    tenant: Tenant = None,
-    json: Json = False,
 ) -> None:
     """Learn facts, or a note, from the new messages of a session. No message is processed twice.
 
@@ -50,7 +48,7 @@ def learn(
     """
     screening = secrets_mode(secrets, "redact")
     quota = Quota(facts=quota_facts, evict=evict) if quota_facts is not None else None
-    with closing_model(open_model(model)) as speaker, writing(existing(db), tenant) as opened:
+    with closing_model(open_model(model)) as speaker, where.writing() as opened:
         store = with_agent_counter(opened, name)
         with progress(f"learning from {name}"):
             session = store.session(name)
@@ -63,7 +61,7 @@ def learn(
             for address in (*learned.stored, *learned.proposed)
         ]
         embed(opened)
-    if json:
+    if where.json:
         emit(msgspec.structs.asdict(learned) | {"session": name, "facts": new})
     else:
         for row in new:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from typer import Argument, Option
@@ -14,7 +15,7 @@ from kilburn.cli.access import StorePlace, collection_owners, embed, no_collecti
 from kilburn.cli.commands import app, command_group
 from kilburn.cli.forget import carry_out
 from kilburn.cli.moments import moment, seconds, when
-from kilburn.cli.screen import count, many, table
+from kilburn.cli.screen import Columns, count, many
 from kilburn.cli.shell import Why, Yes
 from kilburn.collections.collection import Collection
 from kilburn.errors import SpecError, UnknownAddress
@@ -25,7 +26,7 @@ from kilburn.memory.retention import sweep
 from kilburn.memory.secrets import is_installed
 from kilburn.move import Retire
 from kilburn.page import Place
-from kilburn.terminal import emit, line, tell
+from kilburn.terminal import line, say, tell
 
 Change = Callable[[Collection], object]
 
@@ -108,15 +109,8 @@ def remember(
         page, state = facts.read(facts.contents.resolve(address)[0])
         row = describe(facts, page, state)
         embed(store)
-    if where.json:
-        emit(row)
-        return
-    tell(
-        line(
-            f"{address}{f' of {user}' if user else ''}  {row['text']}"
-            + (f"  (until {when(page.until)})" if page.until is not None else "")
-        )
-    )
+    until_text = f"  (until {when(page.until)})" if page.until is not None else ""
+    where.show(row, line(f"{address}{f' of {user}' if user else ''}  {row['text']}{until_text}"))
 
 
 @memories.command("list")
@@ -153,16 +147,18 @@ def list_memories(
                     break
                 if not proposed or state.at is Place.PROPOSED:
                     rows.append(describe(memory, page, state, moment_at))
-    if where.json:
-        emit(rows)
-        return
-    heads = ("user", "address", "what", "from", "until", "trust", "is")
-    cells = ("user", "address", "text")
-    table(
-        heads, ((*(row[key] for key in cells), when(row["since"]), when(row["until"]), row["trust"], marks(row)) for row in rows)
-    )
-    total = "1 memory" if len(rows) == 1 else f"{count(len(rows))} memories"
-    tell(f"{total}; there may be more: --limit" if len(rows) >= limit else total)
+    columns: Columns = {
+        "user": "user",
+        "address": "address",
+        "what": "text",
+        "from": lambda row: when(row["since"]),
+        "until": lambda row: when(row["until"]),
+        "trust": "trust",
+        "is": marks,
+    }
+    where.show_records(rows, columns, "fact")
+    if len(rows) >= limit and not where.json:
+        say("there may be more: --limit")
 
 
 def _memories(store: Store, user: str | None) -> Iterator[Collection]:
@@ -219,11 +215,7 @@ def show_memory(where: StorePlace, address: Fact, user: User = "") -> None:
     with where.reading() as store:
         memory = _memory(store, user, address)
         rows = [provenance(store, memory, number) for number in memory.contents.resolve(address)]
-    if where.json:
-        emit(rows)
-        return
-    for number, row in enumerate(rows):
-        tell("\n" * bool(number) + _card(row))
+    where.show(rows, "\n\n".join(map(_card, rows)))
 
 
 def _card(row: dict[str, Any]) -> str:
@@ -261,19 +253,19 @@ def show_state(where: StorePlace, user: OnlyUser = None) -> None:
         if user is not None and not any(_memories(store, user)):
             raise _unknown(store, user)
         rows = [row for memory in _memories(store, user) for row in progress(store, memory)]
-    if where.json:
-        emit(rows)
-        return
-    heads = ("user", "session", "policy", "learned up to", "waits", "last try", "ended", "why")
-    cells = ("user", "session", "policy", "upto")
-    table(
-        heads,
-        (
-            (*(row[key] or "" for key in cells), " ".join(row["waiting"]), when(row["time"]), row["outcome"], row["why"])
-            for row in rows
-        ),
-    )
-    tell(many(sum(len(row["waiting"]) for row in rows), "exchange") + " to be tried again")
+    columns: Columns = {
+        "user": "user",
+        "session": "session",
+        "policy": "policy",
+        "learned up to": lambda row: row["upto"] or "",
+        "waits": lambda row: " ".join(row["waiting"]),
+        "last try": lambda row: when(row["time"]),
+        "ended": "outcome",
+        "why": "why",
+    }
+    where.show_records(rows, columns)
+    if not where.json:
+        tell(many(sum(len(row["waiting"]) for row in rows), "exchange") + " to be tried again")
 
 
 @memories.command("history")
@@ -287,14 +279,18 @@ def show_history(where: StorePlace, address: Fact, user: User = "") -> None:
     with where.reading() as store:
         memory = _memory(store, user, address)
         rows = versions(memory, address)
-    if where.json:
-        emit(rows)
-        return
+    lines = []
     for row in rows:
-        tell(line(f"{row['address']}  {row['text']}" + (f"  ({marks(row)})" if marks(row) else "")))
+        lines.append(_fact_line(row))
         for event in row["events"]:
             by = "a person" if event["policy"] == "user" else event["policy"]
-            tell(line(f"    {when(event['time'])}  {event['act']} by {by}" + (f": {event['why']}" if event["why"] else "")))
+            why = f": {event['why']}" if event["why"] else ""
+            lines.append(line(f"    {when(event['time'])}  {event['act']} by {by}{why}"))
+    where.show(rows, lines)
+
+
+def _fact_line(row: dict[str, Any]) -> str:
+    return line(f"{row['address']}  {row['text']}" + (f"  ({marks(row)})" if marks(row) else ""))
 
 
 def _change(address: str, user: str, change: Change, title: str, where: StorePlace) -> None:
@@ -304,11 +300,7 @@ def _change(address: str, user: str, change: Change, title: str, where: StorePla
         numbers = memory.contents.resolve(address)
         change(memory)
         rows = [describe(memory, *memory.read(number)) for number in numbers]
-    if where.json:
-        emit(rows)
-        return
-    for row in rows:
-        tell(line(f"{title}: {row['address']}  {row['text']}" + (f"  ({marks(row)})" if marks(row) else "")))
+    where.show(rows, (f"{title}: {_fact_line(row)}" for row in rows))
 
 
 @memories.command("update")
@@ -332,11 +324,7 @@ def update(
         facts = memory.collection
         row = describe(facts, *facts.read(facts.contents.resolve(new_address)[0]))
         embed(store)
-    if where.json:
-        emit(row)
-        return
-    tell(line(f"{row['address']}  {row['text']}"))
-    tell(f"no longer true: {address}")
+    where.show(row, (line(f"{row['address']}  {row['text']}"), f"no longer true: {address}"))
 
 
 @memories.command("undo")
@@ -410,12 +398,7 @@ def forget_memory(where: StorePlace, address: Fact, user: User = "", yes: Yes = 
     """
     with where.writing() as store:
         memory = _memory(store, user, address)
-        carry_out(
-            lambda dry_run: store.forget(session=memory.name, address=address, why=why, dry=dry_run),
-            store,
-            yes=yes,
-            json=where.json,
-        )
+        carry_out(partial(store.forget, session=memory.name, address=address, why=why), store, where, yes=yes)
 
 
 @memories.command("sweep")
@@ -438,9 +421,4 @@ def sweep_memories(
     max_age = seconds(retention, "--retention")
     history_age = None if history is None else seconds(history, "--history")
     with where.writing() as store:
-        carry_out(
-            lambda dry_run: sweep(store, user, retention=max_age, history=history_age, dry=dry_run).receipt,
-            store,
-            yes=yes,
-            json=where.json,
-        )
+        carry_out(lambda dry: sweep(store, user, retention=max_age, history=history_age, dry=dry).receipt, store, where, yes=yes)

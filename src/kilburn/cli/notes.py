@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +17,7 @@ from kilburn.cli.commands import command_group
 from kilburn.cli.forget import carry_out
 from kilburn.cli.memories import RefuseSecrets, secrets_mode
 from kilburn.cli.moments import when
-from kilburn.cli.screen import count, many, table
+from kilburn.cli.screen import Columns, count, many
 from kilburn.cli.shell import Why, Yes
 from kilburn.collections.names import LARGEST_NOTE
 from kilburn.errors import SpecError
@@ -36,6 +37,9 @@ Name = Annotated[
 ]
 Version = Annotated[str, Option(metavar="ADDRESS", help="Print this version of `notes history`: p1, f3.")]
 Folder = Annotated[Path, Argument(metavar="FOLDER", help="A folder with a Markdown file for each note.", show_default=False)]
+
+
+VERSION_COLUMNS: Columns = {"written": lambda row: when(row["written"]), "trust": "trust", "tokens": "tokens"}
 
 
 def _row(note: NoteVersion, *, text: bool = False) -> dict[str, Any]:
@@ -62,16 +66,9 @@ def _notes(store: Store, owner: str) -> Notes:
     return store.notes(owner)
 
 
-def _show(note: NoteVersion, title: str, json: bool) -> None:
-    if json:
-        emit(_row(note))
-        return
-    tell(line(f"{title}: {note.name}  {note.address}, {many(note.tokens, 'token')}{_mark(note)}"))
-
-
-def _mark(note: NoteVersion) -> str:
-    """Return a remark on the trust of a note; "" if it is that of a user or higher."""
-    return "" if note.trust >= Trust.USER else f", trust {Trust(note.trust).name.lower()}"
+def _show(note: NoteVersion, title: str, where: StorePlace) -> None:
+    mark = "" if note.trust >= Trust.USER else f", trust {Trust(note.trust).name.lower()}"
+    where.show(_row(note), line(f"{title}: {note.name}  {note.address}, {many(note.tokens, 'token')}{mark}"))
 
 
 @notes.command("list")
@@ -89,12 +86,7 @@ def list_notes(where: StorePlace, under: str = "", user: Owner = "") -> None:
     """
     with where.reading() as store:
         rows = [_row(note) for note in _notes(store, user).list(under)]
-    if where.json:
-        emit(rows)
-        return
-    heads = ("note", "version", "written", "trust", "tokens")
-    table(heads, ((row["note"], row["address"], when(row["written"]), row["trust"], count(row["tokens"])) for row in rows))
-    tell(many(len(rows), "note"))
+    where.show_records(rows, {"note": "note", "version": "address", **VERSION_COLUMNS}, "note")
 
 
 @notes.command("read")
@@ -111,10 +103,7 @@ def read(where: StorePlace, name: Name, user: Owner = "", version: Version = "")
         collection = _notes(store, user)
         note = _version(collection, name, version) if version else collection.read(name)
         row = _row(note, text=True)
-    if where.json:
-        emit(row)
-        return
-    tell(row["text"], end="" if row["text"].endswith("\n") else "\n")
+    where.show(row, row["text"].removesuffix("\n"))
 
 
 def _version(notes: Notes, name: str, address: str) -> NoteVersion:
@@ -149,7 +138,7 @@ def write(
     content = text if text is not None else _input()
     with where.writing(new=True) as store:
         note = store.notes(user).write(name, content, anew=anew, secrets=secrets_mode(secrets), why=why)
-        _show(note, "written", where.json)
+        _show(note, "written", where)
         embed(store)
 
 
@@ -173,7 +162,7 @@ def rename(where: StorePlace, name: Name, to: str, user: Owner = "", why: Why = 
         to NAME: The new name.
     """
     with where.writing() as store:
-        _show(_notes(store, user).rename(name, to, why=why), "renamed", where.json)
+        _show(_notes(store, user).rename(name, to, why=why), "renamed", where)
 
 
 @notes.command("delete")
@@ -185,7 +174,7 @@ def delete(where: StorePlace, name: Name, user: Owner = "", why: Why = "") -> No
         kilburn notes delete workflows/release --user ana
     """
     with where.writing() as store:
-        _show(_notes(store, user).delete(name, why=why), "deleted", where.json)
+        _show(_notes(store, user).delete(name, why=why), "deleted", where)
 
 
 @notes.command("history")
@@ -198,12 +187,8 @@ def history(where: StorePlace, name: Name, user: Owner = "") -> None:
     """
     with where.reading() as store:
         rows = [_row(note, text=where.json) for note in _notes(store, user).history(name)]
-    if where.json:
-        emit(rows)
-        return
-    heads = ("version", "written", "note", "trust", "tokens", "is")
-    cells = ((row["address"], when(row["written"]), row["note"], row["trust"], count(row["tokens"])) for row in rows)
-    table(heads, ((*cell, "in force" if row["in_force"] else "") for cell, row in zip(cells, rows, strict=True)))
+    columns = {"version": "address", "note": "note", **VERSION_COLUMNS, "is": lambda row: "in force" if row["in_force"] else ""}
+    where.show_records(rows, columns)
 
 
 @notes.command("restore")
@@ -218,7 +203,7 @@ def restore(where: StorePlace, name: Name, version: str, user: Owner = "", why: 
         version ADDRESS: A version in `notes history`.
     """
     with where.writing() as store:
-        _show(_notes(store, user).restore(name, version, why=why), "restored", where.json)
+        _show(_notes(store, user).restore(name, version, why=why), "restored", where)
 
 
 @notes.command("diff")
@@ -235,10 +220,7 @@ def diff(where: StorePlace, name: Name, old: str = "", new: str = "", user: Owne
     """
     with where.reading() as store:
         text = _notes(store, user).diff(name, old, new)
-    if where.json:
-        emit({"note": name, "diff": text})
-        return
-    tell(text, end="")
+    where.show({"note": name, "diff": text}, text.splitlines())
 
 
 @notes.command("forget")
@@ -254,7 +236,7 @@ def forget(where: StorePlace, name: Name, user: Owner = "", yes: Yes = False, wh
         versions = list(owned.history(name))
         request = {"session": owned.collection.name, "address": ", ".join(note.address for note in versions)}
         roots = {owned.collection.number: [note.page for note in versions]}
-        carry_out(lambda dry_run: store.forget_pages(roots, asked=request, why=why, dry=dry_run), store, yes=yes, json=where.json)
+        carry_out(partial(store.forget_pages, roots, asked=request, why=why), store, where, yes=yes)
 
 
 @notes.command("export")

@@ -9,9 +9,10 @@ from typer import Option
 
 from kilburn.backends.places import is_url
 from kilburn.cli.commands import command_group
+from kilburn.cli.screen import show
 from kilburn.cli.shell import Json, Tenant
 from kilburn.errors import SpecError
-from kilburn.terminal import emit, line, tell
+from kilburn.terminal import line
 
 postgres = command_group("postgres")
 
@@ -36,10 +37,7 @@ def start(folder: Dir = FOLDER, json: Json = False) -> None:
     from kilburn.backends.postgres.server import OwnServer
 
     url = OwnServer(folder).start()
-    if json:
-        emit({"url": url})
-    else:
-        tell(url)
+    show({"url": url}, url, json=json)
 
 
 @postgres.command("stop")
@@ -61,10 +59,7 @@ def stop(folder: Dir = FOLDER, delete: bool = False, json: Json = False) -> None
     server.stop()
     if delete:
         server.delete()
-    if json:
-        emit({"stopped": str(folder), "deleted": delete})
-    else:
-        tell(line(f"stopped: {folder}{', and removed' if delete else ''}"))
+    show({"stopped": str(folder), "deleted": delete}, line(f"stopped: {folder}{', and removed' if delete else ''}"), json=json)
 
 
 @postgres.command("wipe")
@@ -87,12 +82,10 @@ def wipe(url: str, tenant: Tenant = None, json: Json = False) -> None:
     with Postgres(url, tenant=tenant or "default", busy_timeout=BUSY_TIMEOUT) as backend:
         backend.wipe()
         places = backend.contents.unreached()
-    if json:
-        emit({"wiped": True, "unreached": places})
-    else:
-        tell("no forgotten text is left in the tables' files")
-        if places:
-            tell(line(f"not reached: {'; '.join(places)}"))
+    lines = ["no forgotten text is left in the tables' files"]
+    if places:
+        lines.append(line(f"not reached: {'; '.join(places)}"))
+    show({"wiped": True, "unreached": places}, lines, json=json)
 
 
 @postgres.command("tend")
@@ -115,7 +108,4 @@ def tend(url: str, tenant: Tenant = None, json: Json = False) -> None:
 
     with Postgres(url, tenant=tenant or "default", busy_timeout=BUSY_TIMEOUT) as backend:
         steps = PostgresVectors(backend).tend()
-    if json:
-        emit({"done": steps})
-    else:
-        tell("\n".join(steps) or "nothing to do")
+    show({"done": steps}, steps or "nothing to do", json=json)

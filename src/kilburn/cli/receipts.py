@@ -65,8 +65,7 @@ def receipts(
     if where.json:
         emit({"session": name, "receipts": [_card(name, receipt) for receipt in chosen]})
         return
-    heads = ("turn", "outcome", "policy", "freed", "left", "in its place", "why")
-    table(heads, (_row(receipt) for receipt in chosen))
+    table(("turn", "outcome", "policy", "freed", "left", "in its place", "why"), map(_row, chosen))
     tell(_footer(name, chosen))
 
 

@@ -12,7 +12,7 @@ from kilburn.cli.screen import count, many, progress
 from kilburn.cli.shell import Yes
 from kilburn.errors import SpecError
 from kilburn.jobs.ending import Expired, TimeToLive, expire, keep_rule, kept_receipts, read_rule
-from kilburn.terminal import emit, line, say, tell
+from kilburn.terminal import line, say
 
 sessions = command_group("sessions")
 
@@ -60,24 +60,19 @@ def expire_sessions(
             confirm(many(len(due.forgotten), "session"))
         with where.writing() as store, progress("expiring sessions"):
             due = expire(store, rule)
-    _report(due, dry, json=where.json)
+    _report(due, dry, where)
 
 
-def _report(due: Expired, dry: bool, *, json: bool) -> None:
-    if json:
-        emit(msgspec.to_builtins(due) | {"dry": dry})
-        return
-    for name in due.archived:
-        tell(line(f"{'would be archived' if dry else 'archived'}: {name}"))
+def _report(due: Expired, dry: bool, where: StorePlace) -> None:
+    for name, why in () if where.json else due.kept:
+        say(line(f"stays: {name}: {why}"))
+    lines = [line(f"{'would be archived' if dry else 'archived'}: {name}") for name in due.archived]
     for name, receipt in zip(due.forgotten, due.receipts, strict=True):
         places = ", ".join(f"{count(number)} {place}" for place, number in receipt.places.items())
-        tell(line(f"{'would go' if dry else 'forgotten'}: all of {name}{f': {places}' if places else ''}"))
-    for name, why in due.kept:
-        say(line(f"stays: {name}: {why}"))
+        lines.append(line(f"{'would go' if dry else 'forgotten'}: all of {name}{f': {places}' if places else ''}"))
     if due.moved.texts:
-        tell(f"to the cold place: {many(due.moved.texts, 'text')}, {many(due.moved.bytes, 'byte')}")
-    if not due.archived and not due.forgotten:
-        tell("nothing is due")
+        lines.append(f"to the cold place: {many(due.moved.texts, 'text')}, {many(due.moved.bytes, 'byte')}")
+    where.show(msgspec.to_builtins(due) | {"dry": dry}, lines or "nothing is due")
 
 
 @sessions.command("rule")
@@ -110,16 +105,13 @@ def rule(
             if current is not None and current.archive is not None and "cold" not in store.backend.settings.all():
                 raise SpecError("this tenant has no cold place", advice="name one: `kilburn cold set PLACE`")
             keep_rule(store.backend, current)
-    if where.json:
-        emit(msgspec.to_builtins(current or TimeToLive()))
-        return
     effective = current or TimeToLive()
-    for event, length in (
-        ("archived", effective.archive),
-        ("forgotten", effective.forget),
-        ("lone branches forgotten", effective.branches),
-    ):
-        tell(f"{event}: {'never' if length is None else f'{length / 86_400:g} days after the last use'}")
+    events = {"archived": effective.archive, "forgotten": effective.forget, "lone branches forgotten": effective.branches}
+    lines = (
+        f"{event}: {'never' if length is None else f'{length / 86_400:g} days after the last use'}"
+        for event, length in events.items()
+    )
+    where.show(msgspec.to_builtins(effective), lines)
 
 
 @sessions.command("receipts")
@@ -134,13 +126,10 @@ def receipts(where: StorePlace) -> None:
     """
     with where.reading() as store:
         rows = kept_receipts(store.backend)
-    if where.json:
-        emit([{name: getattr(receipt, name) for name in receipt.__struct_fields__} for receipt in rows])
-        return
+    lines = []
     for receipt in rows:
         places = ", ".join(f"{count(number)} {place}" for place, number in receipt.places.items())
         more = f" with its branches, {many(receipt.segments, 'session')}" if receipt.segments > 1 else ""
         description = f"forgotten{more}{f': {places}' if places else ''}" if receipt.whole else "begun, completion unknown"
-        tell(line(f"{when(receipt.time)}  session {receipt.segment}: {description}"))
-    if not rows:
-        tell("no session has expired by a rule")
+        lines.append(line(f"{when(receipt.time)}  session {receipt.segment}: {description}"))
+    where.show(list(map(msgspec.structs.asdict, rows)), lines or "no session has expired by a rule")

@@ -94,14 +94,10 @@ def diff(
     """
     with where.reading() as store:
         difference = session(store, name).ledger.difference(turn, until)
-    if where.json:
-        emit({"session": name, "turn": turn, "until": until} | msgspec.to_builtins(difference))
-        return
     groups = {"left": difference.left, "came": difference.came, "shown by a line or whole": difference.changed}
-    for title, addresses in groups.items():
-        if addresses:
-            tell(line(f"{title}: {address_list(addresses)}"))
-    tell(f"{count(difference.before)} tokens, then {count(difference.after)}; the first {count(difference.kept)} are the same")
+    lines = [line(f"{title}: {address_list(addresses)}") for title, addresses in groups.items() if addresses]
+    sizes = f"{count(difference.before)} tokens, then {count(difference.after)}; the first {count(difference.kept)} are the same"
+    where.show({"session": name, "turn": turn, "until": until} | msgspec.to_builtins(difference), [*lines, sizes])
 
 
 @window.command("shipped")
@@ -192,13 +188,12 @@ def compact(
         opened = session(store, name)
         compaction = compact_session(opened, writer, keep=keep, pages=address)
         use = opened.prompts.use
-    if where.json:
-        emit({"session": name, "use": use} | msgspec.to_builtins(compaction))
-    elif compaction.outcome is Outcome.DONE:
+    if compaction.outcome is Outcome.DONE:
         freed = f"{count(compaction.freed)} tokens freed, {count(use)} in the window"
-        tell(line(f"{compaction.address} stands for the evicted pages: {freed}"))
+        text = f"{compaction.address} stands for the evicted pages: {freed}"
     else:
-        tell(line(f"nothing changed: {compaction.outcome}{f', {compaction.why}' if compaction.why else ''}"))
+        text = f"nothing changed: {compaction.outcome}{f', {compaction.why}' if compaction.why else ''}"
+    where.show({"session": name, "use": use} | msgspec.to_builtins(compaction), line(text))
 
 
 @window.command("evict")
@@ -244,9 +239,6 @@ def _change(name: str, where: StorePlace, verb: str, address: str = "", **option
     """Change a window by hand, and print what was moved."""
     with where.writing() as store:
         change = by_hand.change(session(store, name), verb, address, **options)
-    if where.json:
-        emit(change.figures())
-        return
     by = f", by {change.receipt.policy} at turn {change.receipt.turn}" if change.receipt is not None else ""
     window = f"{count(change.use)} tokens in the window of {shlex.quote(change.session)}"
-    tell(line(f"{PAST_TENSE[verb]}{by}: {address_list(change.pages)}; {window}"))
+    where.show(change.figures(), line(f"{PAST_TENSE[verb]}{by}: {address_list(change.pages)}; {window}"))

@@ -12,12 +12,12 @@ from kilburn.backend import SegmentKind
 from kilburn.cli.access import StorePlace, embed, with_agent_counter
 from kilburn.cli.commands import command_group
 from kilburn.cli.model_loading import closing_model, open_model
-from kilburn.cli.screen import count, many, progress, table
+from kilburn.cli.screen import count, progress
 from kilburn.cli.session import SessionName
 from kilburn.errors import SpecError
 from kilburn.memory.workflows import Workflows
 from kilburn.message import Trust
-from kilburn.terminal import emit, line, say, tell
+from kilburn.terminal import line, say
 
 workflows = command_group("workflows")
 
@@ -38,24 +38,19 @@ def list_workflows(where: StorePlace, user: str = "") -> None:
     with where.reading() as store:
         exists = any(info.info.kind is SegmentKind.NOTES and info.info.user == user for info in store.collections())
         records = Workflows(store, user).list() if exists else []
-        heads = ("note", "won", "lost", "steps", "trust", "goal")
         rows = [
-            (
-                record.note.name,
-                record.won,
-                record.lost,
-                len(record.workflow.steps),
-                Trust(record.note.trust).name.lower(),
-                record.workflow.goal,
-            )
+            {
+                "note": record.note.name,
+                "won": record.won,
+                "lost": record.lost,
+                "steps": len(record.workflow.steps),
+                "trust": Trust(record.note.trust).name.lower(),
+                "goal": record.workflow.goal,
+            }
             for record in records
         ]
-    if where.json:
-        emit([dict(zip(heads, row, strict=True)) for row in rows])
-        return
-    table(heads, rows)
-    tell(many(len(rows), "workflow"))
-    if not rows:
+    where.show_records(rows, {key: key for key in ("note", "won", "lost", "steps", "trust", "goal")}, "workflow")
+    if not rows and not where.json:
         say("`kilburn workflows learn SESSION` learns a workflow from each success")
 
 
@@ -95,16 +90,12 @@ def learn(
             judge = None if succeeded is None else lambda _: succeeded
             result = flows.learn(session, judge, model=speaker, induce="model" if induce == "model" else "rule", anew=anew)
         embed(opened)
-    if where.json:
-        emit(msgspec.structs.asdict(result) | {"session": name})
-    else:
-        for note in result.learned:
-            tell(line(f"learned: {note}"))
-        for note in result.retired:
-            tell(line(f"retired, because it lost too often: {note}"))
-        tell(f"{count(result.won)} won, {count(result.lost)} lost, {count(result.known)} known already")
-        if not (result.won or result.lost or result.failed):
-            say(line(f"no task of {name} is new: a task counts once, when it is over, if a tool was called for it"))
+    lines = [line(f"learned: {note}") for note in result.learned]
+    lines += [line(f"retired, because it lost too often: {note}") for note in result.retired]
+    lines.append(f"{count(result.won)} won, {count(result.lost)} lost, {count(result.known)} known already")
+    where.show(msgspec.structs.asdict(result) | {"session": name}, lines)
+    if not (result.won or result.lost or result.failed or where.json):
+        say(line(f"no task of {name} is new: a task counts once, when it is over, if a tool was called for it"))
     if result.failed:
         say(line(f"kilburn: not all was judged: {result.failed}; run it again"))
         raise typer.Exit(1)
