@@ -466,12 +466,7 @@ TOOLS: dict[str, tuple[type[Struct], Callable[[_Door, Any], dict[str, Any]], typ
 
 
 def server(
-    store: Store,
-    user: str = "",
-    *,
-    in_force: bool = False,
-    secrets: Secrets = None,
-    quota: Quota | None = None,
+    store: Store, user: str = "", *, in_force: bool = False, secrets: Secrets = None, quota: Quota | None = None
 ) -> Server[Any]:
     """Return an MCP server before a store, for one user of its tenant.
 

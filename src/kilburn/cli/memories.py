@@ -36,10 +36,7 @@ memories = command_group("memories")
 User = Annotated[str, Option("--user", metavar="NAME", help="Use the memory of this user; by default that of all users.")]
 OnlyUser = Annotated[str | None, Option("--user", metavar="NAME", help="Show only this user's memory.")]
 Evict = Annotated[bool, Option("--evict", help="Retire the least valuable facts when the quota is reached, with --quota.")]
-Fact = Annotated[
-    str,
-    Argument(metavar="ADDRESS", help="p17, a range p17-p42, or f3, as in `memories list`.", show_default=False),
-]
+Fact = Annotated[str, Argument(metavar="ADDRESS", help="p17, a range p17-p42, or f3, as in `memories list`.", show_default=False)]
 RefuseSecrets = Annotated[
     str | None,
     Option(

@@ -39,9 +39,6 @@ Version = Annotated[str, Option(metavar="ADDRESS", help="Print this version of `
 Folder = Annotated[Path, Argument(metavar="FOLDER", help="A folder with a Markdown file for each note.", show_default=False)]
 
 
-VERSION_COLUMNS: Columns = {"written": lambda row: when(row["written"]), "trust": "trust", "tokens": "tokens"}
-
-
 def _row(note: NoteVersion, *, text: bool = False) -> dict[str, Any]:
     row = {
         "note": note.name,
@@ -53,6 +50,10 @@ def _row(note: NoteVersion, *, text: bool = False) -> dict[str, Any]:
         "in_force": note.in_force,
     }
     return row | {"text": note.text} if text else row
+
+
+def _written(row: dict[str, Any]) -> str:
+    return when(row["written"])
 
 
 def _notes(store: Store, owner: str) -> Notes:
@@ -86,7 +87,8 @@ def list_notes(where: StorePlace, under: str = "", user: Owner = "") -> None:
     """
     with where.reading() as store:
         rows = [_row(note) for note in _notes(store, user).list(under)]
-    where.show_records(rows, {"note": "note", "version": "address", **VERSION_COLUMNS}, "note")
+    columns: Columns = {"note": "note", "version": "address", "written": _written, "trust": "trust", "tokens": "tokens"}
+    where.show_records(rows, columns, "note")
 
 
 @notes.command("read")
@@ -187,7 +189,8 @@ def history(where: StorePlace, name: Name, user: Owner = "") -> None:
     """
     with where.reading() as store:
         rows = [_row(note, text=where.json) for note in _notes(store, user).history(name)]
-    columns = {"version": "address", "note": "note", **VERSION_COLUMNS, "is": lambda row: "in force" if row["in_force"] else ""}
+    columns: Columns = {"version": "address", "written": _written, "note": "note", "trust": "trust", "tokens": "tokens"}
+    columns = {**columns, "is": lambda row: "in force" if row["in_force"] else ""}
     where.show_records(rows, columns)
 
 

@@ -42,8 +42,7 @@ COLUMNS = {
 @app.command()
 def replay(
     source: Annotated[
-        Path,
-        Argument(metavar="FILE|DIR", help=FORMS[0].upper() + FORMS[1:] + "; or a folder of them.", show_default=False),
+        Path, Argument(metavar="FILE|DIR", help=FORMS[0].upper() + FORMS[1:] + "; or a folder of them.", show_default=False)
     ],
     window: int = 4000,
     policy: str = "hybrid",

@@ -64,8 +64,6 @@ def expire_sessions(
 
 
 def _report(due: Expired, dry: bool, where: StorePlace) -> None:
-    for name, why in () if where.json else due.kept:
-        say(line(f"stays: {name}: {why}"))
     lines = [line(f"{'would be archived' if dry else 'archived'}: {name}") for name in due.archived]
     for name, receipt in zip(due.forgotten, due.receipts, strict=True):
         places = ", ".join(f"{count(number)} {place}" for place, number in receipt.places.items())
@@ -73,6 +71,8 @@ def _report(due: Expired, dry: bool, where: StorePlace) -> None:
     if due.moved.texts:
         lines.append(f"to the cold place: {many(due.moved.texts, 'text')}, {many(due.moved.bytes, 'byte')}")
     where.show(msgspec.to_builtins(due) | {"dry": dry}, lines or "nothing is due")
+    for name, why in () if where.json else due.kept:
+        say(line(f"stays: {name}: {why}"))
 
 
 @sessions.command("rule")

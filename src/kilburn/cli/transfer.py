@@ -28,13 +28,7 @@ from kilburn.wire.recording import FORMS, MAX_FILE_BYTES, file_stem, read_lines
 
 
 @app.command()
-def export(
-    where: StorePlace,
-    name: str | None = None,
-    out: Path | None = None,
-    force: Force = False,
-    note: bool = True,
-) -> None:
+def export(where: StorePlace, name: str | None = None, out: Path | None = None, force: Force = False, note: bool = True) -> None:
     """Export sessions as JSONL, each message as it was appended; `import` creates the same sessions from it.
 
     The ledger records the export, so that `forget` can name this copy. An agent that has the session open must then reopen it.

@@ -318,9 +318,7 @@ def shared_sign_ins(keys: str | None) -> SignIns | None:
 
 
 def mounted(
-    ending: Callable[[], bool] = lambda: False,
-    sign: Callable[[str, Sequence[Any]], Awaitable[Any]] | None = None,
-    word: str = "",
+    ending: Callable[[], bool] = lambda: False, sign: Callable[[str, Sequence[Any]], Awaitable[Any]] | None = None, word: str = ""
 ) -> Callable[[Behind], App]:
     """Return the function with which a gateway creates its dashboard. See `BehindKeys` for the arguments."""
     return lambda behind: BehindKeys(behind, ending, sign, word)

@@ -84,10 +84,7 @@ class LedgerReader:
     """
 
     def __init__(
-        self,
-        backend: Backend,
-        effort: int = EFFORT,
-        budget: Callable[[str], Budget | None] = lambda name: None,
+        self, backend: Backend, effort: int = EFFORT, budget: Callable[[str], Budget | None] = lambda name: None
     ) -> None:
         self.backend, self._effort, self.budget = backend, effort, budget
         self._lock = threading.Lock()

@@ -434,11 +434,7 @@ def prices(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
     return "prices.html", context | {
         "cached": cached,
         "tables": [
-            (
-                name,
-                (cached * table.cached + (reprocessed + fresh) * table.written) / 1e6,
-                table.again(reprocessed),
-            )
+            (name, (cached * table.cached + (reprocessed + fresh) * table.written) / 1e6, table.again(reprocessed))
             for name, table in PRICES.items()
         ],
     }
