@@ -34,7 +34,7 @@ ADVANCED = "Advanced"
 """The panel of `--help` for the options of the section `Advanced:`."""
 
 
-class Entry(NamedTuple):
+class OptionEntry(NamedTuple):
     """An entry of a section: names of the option, metavar, help text, and the panel under `--help`."""
 
     names: tuple[str, ...]
@@ -43,7 +43,7 @@ class Entry(NamedTuple):
     panel: str | None
 
 
-def parse_docstring(docstring: str | None) -> tuple[str, dict[str, Entry]]:
+def parse_docstring(docstring: str | None) -> tuple[str, dict[str, OptionEntry]]:
     """Return a docstring without its sections, and the entries of the sections by the names of their parameters."""
     text = cleandoc(docstring or "") + "\n"
     entries = {}
@@ -51,11 +51,12 @@ def parse_docstring(docstring: str | None) -> tuple[str, dict[str, Entry]]:
         for parameter, words, help_text in ENTRY.findall(body):
             names = tuple(word for word in words.split() if word.startswith("-"))
             metavar = next((word for word in words.split() if word not in names), None)
-            entries[parameter] = Entry(names, metavar, " ".join(help_text.split()), ADVANCED if section == ADVANCED else None)
+            panel = ADVANCED if section == ADVANCED else None
+            entries[parameter] = OptionEntry(names, metavar, " ".join(help_text.split()), panel)
     return SECTION.sub("", text).strip(), entries
 
 
-def _described(parameter: Parameter, entry: Entry | None) -> Parameter:
+def _described(parameter: Parameter, entry: OptionEntry | None) -> Parameter:
     """Return a parameter with the annotation that Typer needs."""
     if entry is None:
         return parameter

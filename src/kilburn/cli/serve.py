@@ -213,6 +213,10 @@ def _warn_without_keys(place: str) -> None:
             say(problem)
 
 
+SAME_SETTINGS = ("policy", "keys", "one_user", "memory", "memory_tools", "link", "file_tokens", "contents", "fail", "background")
+"""Options that the gateway's settings have under the same names."""
+
+
 def _settings(gateway: Any, options: ServeOptions) -> Any:
     upstream, model = options.upstream, _model(options.upstream, options.model)
     price_table = "local" if upstream is None else "automatic" if has_openai_api(upstream) else "hosted"
@@ -222,22 +226,13 @@ def _settings(gateway: Any, options: ServeOptions) -> Any:
         upstream=upstream,
         model=model,
         window=options.window if model is None else min(options.window, model.context or options.window),
-        policy=options.policy,
-        keys=options.keys,
-        one_user=options.one_user,
-        memory=options.memory,
-        memory_tools=options.memory_tools,
-        link=options.link,
-        file_tokens=options.file_tokens,
         hosts=(*LOOPBACK, options.host, *(options.allow_host or ())),
         origins=tuple(options.allow_origin or ()),
         limits=parse_limits(options.limit or [], keyed=options.keys is not None),
         prices=find_prices(options.prices or price_table),
         log=Log(open_log(options.log)),
-        contents=options.contents,
-        fail=options.fail,
-        background=options.background,
         tokenizer="auto" if model is None else counter_for(model.tokenizer),
+        **{name: getattr(options, name) for name in SAME_SETTINGS},
     )
 
 
