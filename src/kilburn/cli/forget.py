@@ -94,7 +94,7 @@ def forget(
             _forget_again(list_file, where, yes=yes, dry=dry)
         return
     targets = {"session": session_, "user": user, "document": document, "tool": tool, "source": source}
-    chosen = {word: value for word, value in targets.items() if value is not None}
+    chosen: dict[str, Any] = {word: value for word, value in targets.items() if value is not None}
     if name is None and not whole and address is None and len(chosen) == 1:
         with where.writing(readonly=dry) as store:
             carry_out(partial(store.forget, **chosen, why=why), store, where, yes=yes, dry=dry)

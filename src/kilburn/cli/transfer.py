@@ -166,8 +166,8 @@ def bring(
                 lines += len(item.entries)
                 report(lines)
         embed(store)
-    lines = (f"{line(row['session'])}: {many(row['pages'], 'page')}, {many(row['tokens'], 'token')}" for row in rows)
-    where.show({"source": str(source), "sessions": rows}, lines)
+    texts = (f"{line(row['session'])}: {many(row['pages'], 'page')}, {many(row['tokens'], 'token')}" for row in rows)
+    where.show({"source": str(source), "sessions": rows}, texts)
 
 
 def _rehearse(saved: list[ArchivedSession], tokenizer: str) -> None:
