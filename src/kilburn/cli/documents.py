@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from itertools import starmap
 from pathlib import Path
@@ -126,6 +127,8 @@ def remove(where: StorePlace, name: Name, yes: Yes = False, why: Why = "") -> No
 def _named(store: Store, name: str) -> Collection:
     name = name.removeprefix(f"{DOCUMENT}/")  # the form in hits of `search`
     documents_by_name = {document_name(document): document for document in documents_of(store)}
+    if name not in documents_by_name and os.path.abspath(name) in documents_by_name:
+        name = os.path.abspath(name)  # the usual name of a file
     inside = [candidate for candidate in documents_by_name if candidate.startswith(f"{name.rstrip('/')}/")]
     if name not in documents_by_name and inside:
         raise SpecError(

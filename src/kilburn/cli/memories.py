@@ -187,8 +187,8 @@ def _memory(store: Store, user: str, address: str) -> Collection:
     return candidates[0]
 
 
-def marks(row: dict[str, Any]) -> str:
-    """Describe the state of a fact."""
+def marks(row: dict[str, Any], title: str = "") -> str:
+    """Describe the state of a fact, without what a title before it says."""
     words = []
     if row["at"] != Place.OUT:
         words.append(row["at"])
@@ -198,7 +198,7 @@ def marks(row: dict[str, Any]) -> str:
         words.append("pinned")
     if row["importance"]:
         words.append(f"importance {row['importance']:g}")
-    return ", ".join(words)
+    return ", ".join(word for word in words if word != title)
 
 
 @memories.command("show")
@@ -286,8 +286,9 @@ def show_history(where: StorePlace, address: Fact, user: User = "") -> None:
     where.show(rows, lines)
 
 
-def _fact_line(row: dict[str, Any]) -> str:
-    return line(f"{row['address']}  {row['text']}" + (f"  ({marks(row)})" if marks(row) else ""))
+def _fact_line(row: dict[str, Any], title: str = "") -> str:
+    state = marks(row, title)
+    return line(f"{row['address']}  {row['text']}" + (f"  ({state})" if state else ""))
 
 
 def _change(address: str, user: str, change: Change, title: str, where: StorePlace) -> None:
@@ -297,7 +298,7 @@ def _change(address: str, user: str, change: Change, title: str, where: StorePla
         numbers = memory.contents.resolve(address)
         change(memory)
         rows = [describe(memory, *memory.read(number)) for number in numbers]
-    where.show(rows, (f"{title}: {_fact_line(row)}" for row in rows))
+    where.show(rows, (f"{title}: {_fact_line(row, title)}" for row in rows))
 
 
 @memories.command("update")

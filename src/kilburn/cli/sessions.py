@@ -41,7 +41,7 @@ def expire_sessions(
         dry --dry-run: Show what would happen, and change nothing.
     """
     if (older is None) != (not archive and not forget) or (archive and forget):
-        raise SpecError("expire takes --older-than with --archive or --forget, or the rule", advice="give both, or none")
+        raise SpecError("--older-than goes with one of --archive and --forget", advice="give both, or neither to apply the rule")
     # First only read: a session that is opened for writing is counted again, by this program's tokenizer.
     with where.reading() as store:
         rule = read_rule(store.backend)
