@@ -174,9 +174,7 @@ def copy(
     names = [canonical_name(path) for path in (source, target)]
     places = [f"{names[0]}#{tenant}", f"{names[1]}#{to or tenant}"]
     if places[0] == places[1] or ":memory:" in (source, target):
-        raise SpecError(
-            f"a copy of {names[0]} into {names[1]}", advice="give two stores, or another tenant with `to` (--to-tenant)"
-        )
+        raise SpecError(f"a copy of {names[0]} into {names[1]}", advice="give two stores, or another tenant with `to`")
     if names[0] != names[1] and exists(source) and exists(target) and samefile(source, target):
         # SQLite writes a log beside each name: they would not know of each other.
         raise SpecError(f"{target} is another name of {source}", advice="give two stores")

@@ -270,7 +270,7 @@ class Collection(Segment):
             if strange := [page for (_, page), (_, state) in rows.items() if state.at is not Place.PROPOSED]:
                 raise KernelError(
                     f"{address_of(strange[0])} is not proposed",
-                    advice="see `kilburn memories list --proposed`, or `pages(proposed=True)`",
+                    advice="see `kilburn memories list --proposed`",
                 )
             sources = self.backend.read({(self.number, source) for page, _ in rows.values() for source in page.sources})
             numbers += [page.id for page, state in sources.values() if state.at is Place.PROPOSED]
