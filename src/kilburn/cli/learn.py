@@ -16,7 +16,7 @@ from kilburn.cli.session import SessionName
 from kilburn.cli.shell import app
 from kilburn.memory.account import describe
 from kilburn.memory.quota import Quota
-from kilburn.terminal import emit, line, say, tell
+from kilburn.terminal import line, say
 
 
 @app.command()
@@ -61,18 +61,13 @@ def learn(
             for address in (*learned.stored, *learned.proposed)
         ]
         embed(opened)
-    if where.json:
-        emit(msgspec.structs.asdict(learned) | {"session": name, "facts": new})
-    else:
-        for row in new:
-            tell(line(f"{row['address']}  {row['text']}" + ("  (proposed)" if row["at"] == "proposed" else "")))
-        for address in learned.retired:
-            tell(f"no longer {'true' if notes is None else 'in force'}: {address}")
-        whose = f"for {memory.user}" if memory.user else "for all users"
-        summary = (
-            f"{many(len(learned.stored), 'fact')} learned" if notes is None else f"{many(len(learned.stored), 'note')} written"
-        )
-        tell(line(f"{summary} {whose}, {many(learned.unchanged, 'other')} known already"))
+    lines = [line(f"{row['address']}  {row['text']}" + ("  (proposed)" if row["at"] == "proposed" else "")) for row in new]
+    lines += [f"no longer {'true' if notes is None else 'in force'}: {address}" for address in learned.retired]
+    whose = f"for {memory.user}" if memory.user else "for all users"
+    summary = many(len(learned.stored), "fact") + " learned" if notes is None else many(len(learned.stored), "note") + " written"
+    lines.append(line(f"{summary} {whose}, {many(learned.unchanged, 'other')} known already"))
+    where.show(msgspec.structs.asdict(learned) | {"session": name, "facts": new}, lines)
+    if not where.json:
         if learned.proposed:
             say(f"{many(len(learned.proposed), 'proposed fact')}: see kilburn memories list --proposed")
         for address in learned.refused:

@@ -17,12 +17,12 @@ from kilburn.cli.access import Options, existing, reading, writing
 from kilburn.cli.memories import secrets_mode
 from kilburn.cli.model_loading import closing_model, open_model
 from kilburn.cli.moments import seconds
-from kilburn.cli.screen import many, table
+from kilburn.cli.screen import Columns, many, show, show_records
 from kilburn.cli.shell import Json, app
 from kilburn.errors import SpecError
 from kilburn.jobs.claims import FAILED, try_again
 from kilburn.jobs.worker import Did, JobKind, Ways, Worker, standing
-from kilburn.terminal import emit, line, say, spelled, tell
+from kilburn.terminal import line, say, spelled, tell
 
 MIN_PAUSE = 0.5
 """Seconds before the next search for jobs; the pause doubles each time that there are none."""
@@ -193,13 +193,10 @@ def _show(where: str, tenants: Sequence[str], *, json: bool) -> None:
         with reading(where, tenant) as store:
             rows += [msgspec.to_builtins(job) | {"tenant": tenant} for job in standing(store)]
     failed = sum(row["state"] == "failed" for row in rows)
-    if json:
-        emit(rows)
-    else:
-        heads = ("tenant", "kind", "session", "state", "tries", "for", "error")
-        if rows:
-            cells = ("tenant", "kind", "session", "state", "tries")
-            table(heads, ((*(row[key] for key in cells), f"{row['seconds']:.0f} s", row["error"]) for row in rows))
+    columns: Columns = {key: key for key in ("tenant", "kind", "session", "state", "tries")}
+    if rows or json:
+        show_records(rows, {**columns, "for": lambda row: f"{row['seconds']:.0f} s", "error": "error"}, json=json)
+    if not json:
         tell(f"{many(len(rows), 'job')} running or pausing, {failed} failed {FAILED} times or more")
     if failed:
         raise typer.Exit(1)
@@ -210,7 +207,4 @@ def _retry(where: str, tenants: Sequence[str], *, json: bool) -> None:
     for tenant in tenants:
         with writing(where, tenant) as store:
             count += try_again(store.backend)
-    if json:
-        emit({"retried": count})
-    else:
-        tell(f"{many(count, 'job')} released for another attempt")
+    show({"retried": count}, f"{many(count, 'job')} released for another attempt", json=json)
