@@ -365,14 +365,67 @@ class _Door:
         dry = arguments.ticket is None
         return described(receipt, going, copies, dry=dry) | ({"ticket": ticket} if dry else {})
 
-    def resources(self, cursor: int) -> tuple[list[types.Resource], str | None]:
-        """One page of them, oldest first, after the segment of that number; and where the next page begins."""
-        infos = [info for info in self._seen().values() if info.kind in LISTED_KINDS and info.number > cursor]
+    def list_tools(self, params: Any) -> types.ListToolsResult:
+        return types.ListToolsResult(tools=[_tool(name) for name in TOOLS])
+
+    def call_tool(self, params: types.CallToolRequestParams) -> types.CallToolResult:
+        if params.name not in TOOLS:
+            raise MCPError(types.INVALID_PARAMS, f"unknown tool: {params.name[:60]!r}; see tools/list")
+        kind, do, _ = TOOLS[params.name]
+        try:
+            return _result(do(self, msgspec.convert(params.arguments or {}, kind)))
+        except msgspec.ValidationError as error:
+            return _failed("InvalidArguments", str(error)[:300], f"see the input schema of {params.name}")
+        except UnicodeError:
+            return _failed("InvalidArguments", "a text with half a character in it", "send whole characters")
+        except KilburnError as error:
+            return _failed(type(error).__name__, f"{error.boundary}: {error.what}", error.advice)
+        except Exception as error:  # noqa: BLE001 -- a defect ends one call; it is in the log
+            return _failed("InternalError", *_defect(params.name, error))
+
+    def list_resources(self, params: types.PaginatedRequestParams | None) -> types.ListResourcesResult:
+        """Return a page of the resources, oldest first. A cursor is the number of the last segment of the page before."""
+        cursor = (params.cursor if params else None) or "0"
+        if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 19):
+            raise MCPError(types.INVALID_PARAMS, "no cursor of this list; begin without one")
+        infos = [info for info in self._seen().values() if info.kind in LISTED_KINDS and info.number > int(cursor)]
         resources = [
             types.Resource(uri=_uri(info), name=info.name, mime_type="text/plain", description=str(info.kind))
             for info in infos[:LISTED]
         ]
-        return resources, str(infos[LISTED - 1].number) if len(infos) > LISTED else None
+        following = str(infos[LISTED - 1].number) if len(infos) > LISTED else None
+        return types.ListResourcesResult(resources=resources, next_cursor=following)
+
+    def list_templates(self, params: Any) -> types.ListResourceTemplatesResult:
+        forms = (("session", "name", "A session, as it was said"), ("memory", "user", "What is true now of a user"))
+        templates = [
+            types.ResourceTemplate(uri_template=f"kilburn://{kind}/{{{of}}}", name=kind, description=description)
+            for kind, of, description in forms
+        ]
+        return types.ListResourceTemplatesResult(resource_templates=templates)
+
+    def read_resource(self, params: types.ReadResourceRequestParams) -> types.ReadResourceResult:
+        contents = types.TextResourceContents(uri=params.uri, text=self.resource(str(params.uri)), mime_type="text/plain")
+        return types.ReadResourceResult(contents=[contents])
+
+    def list_prompts(self, params: Any) -> types.ListPromptsResult:
+        prompts = [
+            types.Prompt(
+                name=name,
+                description=prompt.description,
+                arguments=[types.PromptArgument(name=prompt.argument, description=prompt.says, required=True)],
+            )
+            for name, prompt in PROMPTS.items()
+        ]
+        return types.ListPromptsResult(prompts=prompts)
+
+    def get_prompt(self, params: types.GetPromptRequestParams) -> types.GetPromptResult:
+        prompt = PROMPTS.get(params.name)
+        text = (params.arguments or {}).get(prompt.argument, "") if prompt is not None else ""
+        if prompt is None or not text.strip():
+            raise MCPError(types.INVALID_PARAMS, "no such prompt, or its argument is missing; see prompts/list")
+        content = types.TextContent(type="text", text=prompt.words.replace("{}", text))
+        return types.GetPromptResult(description=prompt.description, messages=[types.PromptMessage(role="user", content=content)])
 
     def resource(self, uri: str) -> str:
         """The text of a session or a memory: the newest pages that fit, each under a heading that none of them can write."""
@@ -466,12 +519,7 @@ TOOLS: dict[str, tuple[type[Struct], Callable[[_Door, Any], dict[str, Any]], typ
 
 
 def server(
-    store: Store,
-    user: str = "",
-    *,
-    in_force: bool = False,
-    secrets: Secrets = None,
-    quota: Quota | None = None,
+    store: Store, user: str = "", *, in_force: bool = False, secrets: Secrets = None, quota: Quota | None = None
 ) -> Server[Any]:
     """Return an MCP server before a store, for one user of its tenant.
 
@@ -485,87 +533,35 @@ def server(
     """
     door = _Door(store, user, in_force, secrets, quota)
 
-    async def list_tools(context: Any, params: Any) -> types.ListToolsResult:
-        return types.ListToolsResult(tools=[_tool(name) for name in TOOLS])
+    return Server(
+        "kilburn",
+        version=__version__,
+        instructions=INSTRUCTIONS,
+        on_list_tools=_handler(door.list_tools),
+        on_call_tool=_handler(door.call_tool),
+        on_list_resources=_handler(door.list_resources),
+        on_list_resource_templates=_handler(door.list_templates),
+        on_read_resource=_handler(door.read_resource),
+        on_list_prompts=_handler(door.list_prompts),
+        on_get_prompt=_handler(door.get_prompt),
+    )
 
-    async def call_tool(context: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
-        if params.name not in TOOLS:
-            raise MCPError(types.INVALID_PARAMS, f"unknown tool: {params.name[:60]!r}; see tools/list")
-        kind, do, _ = TOOLS[params.name]
-        try:
-            arguments = msgspec.convert(params.arguments or {}, kind)
-            return _result(await anyio.to_thread.run_sync(do, door, arguments))
-        except msgspec.ValidationError as error:
-            return _failed("InvalidArguments", str(error)[:300], f"see the input schema of {params.name}")
-        except UnicodeError:
-            return _failed("InvalidArguments", "a text with half a character in it", "send whole characters")
-        except KilburnError as error:
-            return _failed(type(error).__name__, f"{error.boundary}: {error.what}", error.advice)
-        except Exception as error:  # noqa: BLE001 -- a defect ends one call; it is in the log
-            return _failed("InternalError", *_defect(params.name, error))
 
-    async def asking(do: Callable[..., Any], argument: Any) -> Any:
-        """Return what a request for resources finds."""
+def _handler(answer: Callable[[Any], Any]) -> Callable[[Any, Any], Awaitable[Any]]:
+    """Return the handler of a request, which is answered in a thread. Errors become those of MCP."""
+
+    async def handle(context: Any, params: Any) -> Any:
         try:
-            return await anyio.to_thread.run_sync(do, argument)
+            return await anyio.to_thread.run_sync(answer, params)
+        except MCPError:
+            raise
         except KilburnError as error:
             code = types.INVALID_PARAMS if isinstance(error, SpecError) else types.INTERNAL_ERROR
             raise MCPError(code, f"{error.boundary}: {error.what}: {error.advice}") from None
         except Exception as error:  # noqa: BLE001 -- a defect ends one call; it is in the log
             raise MCPError(types.INTERNAL_ERROR, ": ".join(_defect("resources", error))) from None
 
-    async def list_resources(context: Any, params: types.PaginatedRequestParams | None) -> types.ListResourcesResult:
-        cursor = (params.cursor if params else None) or "0"
-        if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 19):
-            raise MCPError(types.INVALID_PARAMS, "no cursor of this list; begin without one")
-        resources, following = await asking(door.resources, int(cursor))
-        return types.ListResourcesResult(resources=resources, next_cursor=following)
-
-    async def list_templates(context: Any, params: Any) -> types.ListResourceTemplatesResult:
-        forms = (("session", "name", "A session, as it was said"), ("memory", "user", "What is true now of a user"))
-        return types.ListResourceTemplatesResult(
-            resource_templates=[
-                types.ResourceTemplate(uri_template=f"kilburn://{kind}/{{{of}}}", name=kind, description=description)
-                for kind, of, description in forms
-            ]
-        )
-
-    async def read_resource(context: Any, params: types.ReadResourceRequestParams) -> types.ReadResourceResult:
-        text = await asking(door.resource, str(params.uri))
-        return types.ReadResourceResult(contents=[types.TextResourceContents(uri=params.uri, text=text, mime_type="text/plain")])
-
-    async def list_prompts(context: Any, params: Any) -> types.ListPromptsResult:
-        return types.ListPromptsResult(
-            prompts=[
-                types.Prompt(
-                    name=name,
-                    description=prompt.description,
-                    arguments=[types.PromptArgument(name=prompt.argument, description=prompt.says, required=True)],
-                )
-                for name, prompt in PROMPTS.items()
-            ]
-        )
-
-    async def get_prompt(context: Any, params: types.GetPromptRequestParams) -> types.GetPromptResult:
-        prompt = PROMPTS.get(params.name)
-        text = (params.arguments or {}).get(prompt.argument, "") if prompt is not None else ""
-        if prompt is None or not text.strip():
-            raise MCPError(types.INVALID_PARAMS, "no such prompt, or its argument is missing; see prompts/list")
-        content = types.TextContent(type="text", text=prompt.words.replace("{}", text))
-        return types.GetPromptResult(description=prompt.description, messages=[types.PromptMessage(role="user", content=content)])
-
-    return Server(
-        "kilburn",
-        version=__version__,
-        instructions=INSTRUCTIONS,
-        on_list_tools=list_tools,
-        on_call_tool=call_tool,
-        on_list_resources=list_resources,
-        on_list_resource_templates=list_templates,
-        on_read_resource=read_resource,
-        on_list_prompts=list_prompts,
-        on_get_prompt=get_prompt,
-    )
+    return handle
 
 
 def _tool(name: str) -> types.Tool:

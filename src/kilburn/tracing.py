@@ -84,16 +84,14 @@ def tracer() -> Any:
     api: Any = sys.modules.get("opentelemetry.trace")
     if api is None:
         return None
-    try:
+    with _log_errors():
         source = api.get_tracer_provider() if provider is None else provider
         if isinstance(source, api.ProxyTracerProvider | api.NoOpTracerProvider):
             return None
         if not _tracers or _tracers[0][0] is not source:
             _tracers[:] = [(source, api.get_tracer(SCOPE, kilburn.__version__, tracer_provider=source))]
         return _tracers[0][1]
-    except Exception as error:  # noqa: BLE001 -- the operator may have installed any SDK
-        _report(error)
-        return None
+    return None
 
 
 class Span:
@@ -118,24 +116,20 @@ class Span:
         """Add attributes, except those that are None or "", and change the name."""
         if self._real is None:
             return
-        try:
+        with _log_errors():
             for key, value in attributes.items():
                 if value is not None and value != "":
                     self._real.set_attribute(key, _bounded(value))
             if name is not None:
                 self._real.update_name(name[:MAX_TEXT])
-        except Exception as error:  # noqa: BLE001 -- see `tracer`
-            _report(error)
 
     def fail(self, kind: str) -> None:
         """Record that the operation failed, by the kind of the error."""
         if self._real is None:
             return
         self.set({ERROR: kind})
-        try:
+        with _log_errors():
             self._real.set_status(sys.modules["opentelemetry.trace"].StatusCode.ERROR)
-        except Exception as error:  # noqa: BLE001 -- see `tracer`
-            _report(error)
 
     def end(self, at: float | None = None) -> None:
         """End the span. Later calls have no effect.
@@ -175,10 +169,8 @@ class Span:
         if self._real is None:
             return {}
         headers: dict[str, str] = {}
-        try:
+        with _log_errors():
             _w3c().inject(headers, sys.modules["opentelemetry.trace"].set_span_in_context(self._real))
-        except Exception as error:  # noqa: BLE001 -- see `tracer`
-            _report(error)
         return headers
 
     @property
@@ -253,10 +245,8 @@ def waiting() -> int:
 
 
 def _end(real: Any, at: float | None) -> None:
-    try:
+    with _log_errors():
         real.end(None if at is None else int(at * 1e9))
-    except Exception as error:  # noqa: BLE001 -- see `tracer`
-        _report(error)
 
 
 def begin(
@@ -282,7 +272,7 @@ def begin(
         return NONE
     api: Any = sys.modules["opentelemetry.trace"]
     shared = {**_about.get({}), **(about or {})}
-    try:
+    with _log_errors():
         values = {key: _bounded(value) for key, value in {**shared, **attributes}.items() if value is not None and value != ""}
         real = tracer_in_use.start_span(
             name.strip()[:MAX_TEXT],
@@ -291,10 +281,8 @@ def begin(
             attributes=values,
             start_time=None if at is None else int(at * 1e9),
         )
-    except Exception as error:  # noqa: BLE001 -- see `tracer`
-        _report(error)
-        return NONE
-    return Span(real, shared)
+        return Span(real, shared)
+    return NONE
 
 
 @contextmanager
@@ -367,7 +355,7 @@ def compactions(session: Any, start: int) -> Iterator[Event]:
     """Yield the COMPACT events after an event, and then the last eviction by the kernel. These are not receipts: changes by hand,
     and the kernel's other evictions and folds, are not among them."""
     evictions: Event | None = None
-    try:
+    with _log_errors():
         for event in session.backend.events(session.number, start):
             if event.act is Act.COMPACT:
                 yield event
@@ -375,8 +363,6 @@ def compactions(session: Any, start: int) -> Iterator[Event]:
                 evictions = event
         if evictions is not None:
             yield evictions
-    except Exception as error:  # noqa: BLE001 -- tracing must not make the append fail
-        _report(error)
 
 
 def used(usage: Tokens | None) -> dict[str, Any]:
@@ -456,6 +442,15 @@ def _bounded(value: Any) -> Any:
     if isinstance(value, str):
         return str(value)[:MAX_TEXT].encode("utf-8", "replace").decode("utf-8")
     return value
+
+
+@contextmanager
+def _log_errors() -> Iterator[None]:
+    """Log an exception in place of raising it: the operator may have installed any SDK, and no call may fail because of it."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 -- see above
+        _report(error)
 
 
 def _report(error: Exception) -> None:

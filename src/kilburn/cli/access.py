@@ -1,4 +1,4 @@
-"""Opens stores and sessions for the commands, and expands objects of options.
+"""Opens stores and sessions for the commands.
 
 A session's window belongs to the agent that works in it. A command opens the session with a very large window, so that reading or
 forgetting evicts nothing. A command that only reads never creates a store.
@@ -7,19 +7,16 @@ forgetting evicts nothing. A command that only reads never creates a store.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from functools import partial, wraps
-from inspect import Parameter, Signature, signature
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import msgspec
-from typer import Option
 
 from kilburn.backend import SegmentKind
 from kilburn.backends.places import is_url, open_backend
 from kilburn.budget import Budget
-from kilburn.cli.screen import progress
+from kilburn.cli.screen import Columns, progress, show, show_records
 from kilburn.cli.shell import Db, Json, Tenant
 from kilburn.errors import KilburnError, SpecError
 from kilburn.kernel.ledger import counter_of
@@ -28,9 +25,6 @@ from kilburn.kernel.store import DOCUMENT, MEMORY, NOTES
 from kilburn.opening import Store
 from kilburn.search.choice import vectors_for
 from kilburn.terminal import line, say
-
-Advanced = partial(Option, rich_help_panel="Advanced")
-"""An option that few people need in their first week; `--help` lists it under "Advanced"."""
 
 WIDE = 1 << 40
 """Tokens of a window from which nothing has to be evicted."""
@@ -52,35 +46,7 @@ def existing(db: str | None, *, advice: str = "give its file with --db, or in KI
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of a command as the fields of one object. `with_options` makes a command of a function that takes such an
-    object."""
-
-
-def with_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Replace each parameter of type `Options` by its fields, and return the function as Typer needs it."""
-    plain: list[Parameter] = []
-    groups: dict[str, list[Parameter]] = {}
-    kinds: dict[str, type[Options]] = {}
-    for parameter in signature(function, eval_str=True).parameters.values():
-        kind = parameter.annotation
-        if not (isinstance(kind, type) and issubclass(kind, Options)):
-            plain.append(parameter)
-            continue
-        hints, kinds[parameter.name] = get_type_hints(kind, include_extras=True), kind
-        groups[parameter.name] = [
-            Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name])
-            for field in msgspec.structs.fields(kind)
-        ]
-    parameters = [*plain, *(parameter for group in groups.values() for parameter in group)]
-
-    @wraps(function)
-    def command(**values: Any) -> None:
-        objects = {name: kinds[name](**{field.name: values.pop(field.name) for field in group}) for name, group in groups.items()}
-        function(**values, **objects)
-
-    command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return command
+    """Options of a command as the fields of one object; see `kilburn.cli.options`."""
 
 
 class StorePlace(Options, frozen=True, kw_only=True):
@@ -90,17 +56,26 @@ class StorePlace(Options, frozen=True, kw_only=True):
     tenant: Tenant = None
     json: Json = False
 
-    def reading(self) -> Store:
+    def reading(self, *, meaning: bool = False) -> Store:
         """Open the store for reading; see `reading`."""
-        return reading(self.db, self.tenant)
+        return reading(self.db, self.tenant, meaning=meaning)
 
-    def writing(self, *, new: bool = False) -> Store:
+    def writing(self, *, new: bool = False, readonly: bool = False) -> Store:
         """Open the store for changes; see `writing`.
 
         Args:
             new: create the store if it does not exist.
+            readonly: the changes are only tried, and nothing is written.
         """
-        return writing((self.db or "agent.db") if new else existing(self.db), self.tenant)
+        return writing((self.db or "agent.db") if new else existing(self.db), self.tenant, readonly=readonly)
+
+    def show(self, value: Any, text: str | Iterable[str]) -> None:
+        """Print a result; see `kilburn.cli.screen.show`."""
+        show(value, text, json=self.json)
+
+    def show_records(self, records: Sequence[dict[str, Any]], columns: Columns, noun: str = "") -> None:
+        """Print records; see `kilburn.cli.screen.show_records`."""
+        show_records(records, columns, noun, json=self.json)
 
 
 def reading(db: str | None, tenant: str | None, *, meaning: bool = False) -> Store:

@@ -10,12 +10,12 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-from typer import Argument, Option
+from typer import Option
 
 import kilburn
 from kilburn.agents.loop import MAX_CALLS, MAX_SECONDS, MAX_TOKENS, UNLIMITED, Called, Limits, Returned
 from kilburn.budget import Budget
-from kilburn.cli.access import WIDE, Advanced, Options, with_options
+from kilburn.cli.access import WIDE, Options
 from kilburn.cli.model_loading import CONNECT, closing_model, detected_model, open_for_agent, open_model
 from kilburn.cli.screen import Done, count, many, progress
 from kilburn.cli.shell import Db, Json, Tenant, app
@@ -42,79 +42,63 @@ LIMITS = ("steps", "calls", "tokens", "seconds", "money")
 
 
 class AskOptions(Options, frozen=True, kw_only=True):
-    """The arguments and options of `ask`."""
+    """The arguments and options of `ask`.
 
-    files: Annotated[list[Path] | None, Argument(metavar="FILE", help="Files and folders to read; - for standard input.")] = None
-    question: Annotated[str, Option(metavar="TEXT", help="Ask this question.")] = ""
-    model: Annotated[
-        str,
-        Option(
-            metavar="SPEC",
-            help="Let this model write the code, such as \"chat('gpt-5.5')\"; by default, the first that can be used.",
-            show_default=False,
-        ),
-    ] = ""
-    sub_model: Annotated[
-        str,
-        Option(
-            metavar="SPEC",
-            help="Let this model answer the questions that the code asks; by default the same.",
-            show_default=False,
-        ),
-    ] = ""
-    past: Annotated[bool, Option("--past", help="Let the code read the sessions of the store.")] = False
-    session: Annotated[str, Option(metavar="NAME", help="Record the run in this session.")] = "ask"
-    goes_on: Annotated[bool, Option("--resume", help="Continue the session's last question where it was cut off.")] = False
-    tokens: Annotated[
-        int | None,
-        Option(min=0, help="Stop after this many tokens, prompts and replies together.", show_default=f"{MAX_TOKENS:,}"),
-    ] = None
+    Args:
+        files [FILE]: Files and folders to read; - for standard input.
+        question TEXT: Ask this question.
+        model SPEC: Let this model write the code, such as "chat('gpt-5.5')"; by default, the first that can be used.
+        sub_model SPEC: Let this model answer the questions that the code asks; by default the same.
+        past: Let the code read the sessions of the store.
+        session NAME: Record the run in this session.
+        goes_on --resume: Continue the session's last question where it was cut off.
+        tokens: Stop after this many tokens, prompts and replies together.
+
+    Advanced:
+        recorded --replay: Run the session's last question again, without a model.
+        depth: Let the code ask a model (1), start runs of its own on pieces of the text (2 or more), or neither (0).
+        steps: Stop after this many replies of the model that writes the code.
+        calls: Stop after this many replies of all models together.
+        seconds: Stop after this many seconds.
+        money: Stop after this much money, by --prices.
+        no_limits: Apply no limits except those that are given.
+        prices NAME: Count money by this price list: hosted, automatic or local.
+        window: Keep the prompt within this many tokens, or within the model's own window if that is smaller.
+        policy SPEC: Let this policy choose what leaves the window.
+        reply: Cut a reply after this many tokens.
+        parallel: Ask this many models at the same time.
+        sandbox NAME: Run the code in this sandbox: auto, cpython or monty.
+        no_tools: Offer no tools even to a model that takes them: it writes its code in fenced blocks.
+    """
+
+    files: list[Path] | None = None
+    question: str = ""
+    model: str = ""
+    sub_model: str = ""
+    past: bool = False
+    session: str = "ask"
+    goes_on: bool = False
+    tokens: Annotated[int | None, Option(min=0, show_default=f"{MAX_TOKENS:,}")] = None
     db: Db = None
     tenant: Tenant = None
     json: Json = False
-    recorded: Annotated[bool, Advanced("--replay", help="Run the session's last question again, without a model.")] = False
-    depth: Annotated[
-        int,
-        Advanced(
-            min=0, help="Let the code ask a model (1), start runs of its own on pieces of the text (2 or more), or neither (0)."
-        ),
-    ] = 1
-    steps: Annotated[
-        int | None, Advanced(min=0, help="Stop after this many replies of the model that writes the code.", show_default="30")
-    ] = None
-    calls: Annotated[
-        int | None, Advanced(min=0, help="Stop after this many replies of all models together.", show_default=f"{MAX_CALLS:,}")
-    ] = None
-    seconds: Annotated[
-        float | None, Advanced(min=0, help="Stop after this many seconds.", show_default=f"{MAX_SECONDS:,.0f}")
-    ] = None
-    money: Annotated[
-        float | None,
-        Advanced(
-            min=0,
-            help="Stop after this much money, by --prices.",
-            show_default=f"what {MAX_TOKENS:,} fresh tokens cost: 60 if hosted",
-        ),
-    ] = None
-    no_limits: Annotated[bool, Advanced("--no-limits", help="Apply no limits except those that are given.")] = False
-    prices: Annotated[
-        str | None,
-        Advanced(metavar="NAME", help="Count money by this price list: hosted, automatic or local.", show_default="hosted"),
-    ] = None
-    window: Annotated[
-        int, Advanced(help="Keep the prompt within this many tokens, or within the model's own window if that is smaller.")
-    ] = 8000
-    policy: Annotated[str, Advanced(metavar="SPEC", help="Let this policy choose what leaves the window.")] = "hybrid"
-    reply: Annotated[int | None, Advanced(min=1, help="Cut a reply after this many tokens.", show_default="1024")] = None
-    parallel: Annotated[int, Advanced(min=1, help="Ask this many models at the same time.")] = 4
-    sandbox: Annotated[str, Advanced(metavar="NAME", help="Run the code in this sandbox: auto, cpython or monty.")] = "auto"
-    no_tools: Annotated[
-        bool, Advanced("--no-tools", help="Offer no tools even to a model that takes them: it writes its code in fenced blocks.")
-    ] = False
+    recorded: bool = False
+    depth: Annotated[int, Option(min=0)] = 1
+    steps: Annotated[int | None, Option(min=0, show_default="30")] = None
+    calls: Annotated[int | None, Option(min=0, show_default=f"{MAX_CALLS:,}")] = None
+    seconds: Annotated[float | None, Option(min=0, show_default=f"{MAX_SECONDS:,.0f}")] = None
+    money: Annotated[float | None, Option(min=0, show_default=f"what {MAX_TOKENS:,} fresh tokens cost: 60 if hosted")] = None
+    no_limits: bool = False
+    prices: Annotated[str | None, Option(show_default="hosted")] = None
+    window: int = 8000
+    policy: str = "hybrid"
+    reply: Annotated[int | None, Option(min=1, show_default="1024")] = None
+    parallel: Annotated[int, Option(min=1)] = 4
+    sandbox: str = "auto"
+    no_tools: bool = False
 
 
 @app.command()
-@with_options
 def ask(options: AskOptions) -> None:
     """Ask about files that are larger than any window: the model reads them by code, in a sandbox.
 

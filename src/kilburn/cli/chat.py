@@ -11,11 +11,11 @@ import sys
 from collections.abc import Iterator
 from typing import Annotated
 
-from typer import Argument, Option
+from typer import Option
 
 from kilburn.agents.access import CallQuestion, Permit, Rights
 from kilburn.agents.loop import LEARNING_POLICIES, Agent, Called, Limits, Returned, Said, Stopped
-from kilburn.cli.access import Advanced, Options, with_options
+from kilburn.cli.access import Options
 from kilburn.cli.model_loading import CONNECT, closing_model, detected_model, load_model, open_for_agent
 from kilburn.cli.screen import cell, count, many
 from kilburn.cli.shell import Db, Tenant, app
@@ -38,52 +38,39 @@ HELP = """\
 
 
 class ChatOptions(Options, frozen=True, kw_only=True):
-    """The arguments and options of `chat`."""
+    """The arguments and options of `chat`.
 
-    name: Annotated[str, Argument(metavar="SESSION", help="Continue this session, or create it.")] = "chat"
-    model: Annotated[
-        str | None,
-        Option(
-            metavar="SPEC",
-            help="Talk with this model, such as \"chat('gpt-5.5')\", qwen or smollm2; by default, the first that can be used.",
-            show_default=False,
-        ),
-    ] = None
-    system: Annotated[str, Option(metavar="TEXT", help="Begin a new session with this system prompt.")] = ""
-    notes: Annotated[
-        list[str] | None,
-        Option("--notes", metavar="NAME", help="Show the model this note with each prompt; may be given several times."),
-    ] = None
-    learn: Annotated[bool, Option("--learn/--no-learn", help="Learn facts from what you say.")] = True
-    window: Annotated[
-        int, Option(help="Keep the prompt within this many tokens, or within the model's own window if that is smaller.")
-    ] = 8000
+    Args:
+        name [SESSION]: Continue this session, or create it.
+        model SPEC: Talk with this model, such as "chat('gpt-5.5')", qwen or smollm2; by default, the first that can be used.
+        system TEXT: Begin a new session with this system prompt.
+        notes NAME: Show the model this note with each prompt; may be given several times.
+        learn --learn/--no-learn: Learn facts from what you say.
+        window: Keep the prompt within this many tokens, or within the model's own window if that is smaller.
+
+    Advanced:
+        policy SPEC: Let this policy choose what leaves the window (kilburn serve has cost).
+        reply: Cut a reply after this many tokens.
+        memory --memory/--no-memory: Offer the model tools to search and recall; for a model that takes no tools, search
+            automatically.
+        recall TOKENS: Add at most this many tokens of notes and known facts to each prompt; 300 by default, with --notes 1,000.
+    """
+
+    name: str = "chat"
+    model: str | None = None
+    system: str = ""
+    notes: list[str] | None = None
+    learn: bool = True
+    window: int = 8000
     db: Db = None
     tenant: Tenant = None
-    policy: Annotated[
-        str, Advanced(metavar="SPEC", help="Let this policy choose what leaves the window (kilburn serve has cost).")
-    ] = "hybrid"
-    reply: Annotated[int, Advanced(min=1, help="Cut a reply after this many tokens.")] = 512
-    memory: Annotated[
-        bool,
-        Advanced(
-            "--memory/--no-memory",
-            help="Offer the model tools to search and recall; for a model that takes no tools, search automatically.",
-        ),
-    ] = True
-    recall: Annotated[
-        int | None,
-        Advanced(
-            min=0,
-            metavar="TOKENS",
-            help="Add at most this many tokens of notes and known facts to each prompt; 300 by default, with --notes 1,000.",
-            show_default=False,
-        ),
-    ] = None
+    policy: str = "hybrid"
+    reply: Annotated[int, Option(min=1)] = 512
+    memory: bool = True
+    recall: Annotated[int | None, Option(min=0)] = None
 
 
 @app.command()
-@with_options
 def chat(options: ChatOptions) -> None:
     """Chat with a model that can recall what left its window. The replies are streamed.
 

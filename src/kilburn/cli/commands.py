@@ -14,6 +14,7 @@ import typer
 import typer.main
 from typer.core import TyperCommand, TyperGroup
 
+from kilburn.cli.options import command_function
 from kilburn.errors import MissingExtra
 
 
@@ -208,8 +209,14 @@ class Application(typer.Typer):
     def command(
         self, name: str | None = None, *, cls: type[TyperCommand] | None = PlainCommand, **settings: Any
     ) -> Callable[[Function], Function]:
-        """Register a command; see `typer.Typer.command`."""
-        return super().command(name, cls=cls, **settings)
+        """Register a command, whose options are described in its docstring; see `kilburn.cli.options`."""
+        register = super().command(name, cls=cls, **settings)
+
+        def decorate(function: Function) -> Function:
+            register(command_function(function))
+            return function
+
+        return decorate
 
 
 app = Application(

@@ -3,32 +3,23 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated
 
 import msgspec
 import typer
-from typer import Argument, Option
 
 import kilburn
 from kilburn.backends.places import shown
 from kilburn.cli.access import existing
-from kilburn.cli.screen import count, many, progress
+from kilburn.cli.screen import count, many, progress, show
 from kilburn.cli.shell import Json, Tenant, app
-from kilburn.terminal import emit, line, say, tell
+from kilburn.terminal import line, say
 
 PLURALS = {"session": "sessions", "memory": "memories", "document": "documents"}
 
 
 @app.command("copy")
 def copy_store(
-    source: Annotated[str, Argument(metavar="SRC", help="The file or URL of the store.", show_default=False)],
-    target: Annotated[str, Argument(metavar="DST", help="The target; created if needed.", show_default=False)],
-    to: Annotated[
-        str | None, Option("--to-tenant", metavar="NAME", help="Copy to this partition of DST; by default the same name.")
-    ] = None,
-    note: Annotated[bool, Option("--note/--no-note", help="Record the copy in SRC, so that `forget` can name it.")] = True,
-    tenant: Tenant = None,
-    json: Json = False,
+    source: str, target: str, to: str | None = None, note: bool = True, tenant: Tenant = None, json: Json = False
 ) -> None:
     """Copy a store into another, and compare both byte for byte. The copy has all sessions, branches, memories, documents, notes,
     ledgers, vectors, records of forgetting, pins and settings. Addresses do not change.
@@ -40,6 +31,12 @@ def copy_store(
     Example:
 
         kilburn copy agent.db moved.db
+
+    Args:
+        source SRC: The file or URL of the store.
+        target DST: The target; created if needed.
+        to --to-tenant NAME: Copy to this partition of DST; by default the same name.
+        note --note/--no-note: Record the copy in SRC, so that `forget` can name it.
     """
     source_name, target_name = shown(source), shown(target)  # without passwords
     start = time.monotonic()
@@ -58,18 +55,14 @@ def copy_store(
         result = kilburn.copy(origin, target, tenant=tenant or "default", to=to, note=note, progress=copied)
     for name, why in result.left:
         say(line(f"kilburn: not copied: {name}: {why}"))
-    if json:
-        emit({"source": source_name, "target": target_name} | msgspec.to_builtins(result))
-    else:
-        kinds = ", ".join(
-            f"{count(number)} {kind if number == 1 else PLURALS.get(kind, kind)}" for kind, number in result.kinds.items()
-        )
-        tell(
-            line(
-                f"{target_name}: {kinds or 'nothing'}; {many(result.pages, 'page')}, {many(result.events, 'event')} and "
-                f"{many(result.vectors, 'vector')}, the same as in {source_name}"
-            )
-        )
-        tell(f"written now: {count(result.new)}; sha256 {result.digest}")
+    kinds = ", ".join(
+        f"{count(number)} {kind if number == 1 else PLURALS.get(kind, kind)}" for kind, number in result.kinds.items()
+    )
+    sizes = f"{many(result.pages, 'page')}, {many(result.events, 'event')} and {many(result.vectors, 'vector')}"
+    lines = (
+        line(f"{target_name}: {kinds or 'nothing'}; {sizes}, the same as in {source_name}"),
+        f"written now: {count(result.new)}; sha256 {result.digest}",
+    )
+    show({"source": source_name, "target": target_name} | msgspec.to_builtins(result), lines, json=json)
     if result.left:
         raise typer.Exit(1)

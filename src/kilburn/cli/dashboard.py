@@ -6,7 +6,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
-from typer import Argument, Option
+from typer import Option
 
 from kilburn.backends.places import open_backend, shown
 from kilburn.cli.access import existing
@@ -24,23 +24,13 @@ SHUTDOWN_TIMEOUT = 5
 
 @app.command()
 def dashboard(
-    name: Annotated[
-        str | None, Argument(metavar="SESSION", help="Export only this session, with --export.", show_default=False)
-    ] = None,
-    host: Annotated[str, Option(help="Listen at this address of this machine.")] = "127.0.0.1",
-    port: Annotated[int, Option(min=0, max=65535, help="Listen at this port; 0 for any free port.")] = 8765,
-    allow_host: Annotated[
-        list[str] | None, Option(metavar="NAME", help="Accept requests for this host name, too; may be repeated.")
-    ] = None,
-    export: Annotated[
-        Path | None, Option(metavar="FILE.html", help="Write the dashboard to one self-contained file, and exit.")
-    ] = None,
-    redact: Annotated[
-        bool, Option("--redact/--contents", help="Leave out the texts of pages, or include them, with --export.")
-    ] = True,
-    write: Annotated[
-        bool, Option("--write", help="Allow changes: compact, undo, pin and evict pages, accept and reject facts.")
-    ] = False,
+    name: str | None = None,
+    host: str = "127.0.0.1",
+    port: Annotated[int, Option(min=0, max=65535)] = 8765,
+    allow_host: list[str] | None = None,
+    export: Path | None = None,
+    redact: bool = True,
+    write: bool = False,
     force: Force = False,
     db: Db = None,
     tenant: Tenant = None,
@@ -59,6 +49,15 @@ def dashboard(
         kilburn dashboard --write
 
         kilburn dashboard session-1 --export session-1.html
+
+    Args:
+        name [SESSION]: Export only this session, with --export.
+        host: Listen at this address of this machine.
+        port: Listen at this port; 0 for any free port.
+        allow_host NAME: Accept requests for this host name, too; may be repeated.
+        export FILE.html: Write the dashboard to one self-contained file, and exit.
+        redact --redact/--contents: Leave out the texts of pages, or include them, with --export.
+        write: Allow changes: compact, undo, pin and evict pages, accept and reject facts.
     """
     app_module, export_module = _import_dashboard()
     if write and export is not None:

@@ -16,7 +16,6 @@ import msgspec
 import typer
 from typer import Option
 
-from kilburn.cli.access import Advanced
 from kilburn.cli.model_loading import closing_model, open_model
 from kilburn.cli.screen import Done, progress, table
 from kilburn.cli.shell import Json, app
@@ -39,25 +38,14 @@ WIDTH, HEIGHT = 72, 7
 
 @app.command()
 def demo(
-    model: Annotated[
-        str, Option(metavar="none|smollm2|qwen|SPEC", help="Let this language model write some summaries and answers, too.")
-    ] = "none",
-    full: Annotated[
-        bool, Option("--full", help="Read the whole library with its tests and applications, and ask 200 questions.")
-    ] = False,
-    questions: Annotated[
-        int | None, Option(min=1, help="Ask this many questions; 40, or 200 with --full.", show_default=False)
-    ] = None,
-    window: Annotated[int, Option(min=2000, help="Give the agent a window of this many tokens.")] = 8000,
-    db: Annotated[
-        Path | None,
-        Option(metavar="FILE", help="Keep the store in this file; by default in a temporary folder.", show_default=False),
-    ] = None,
-    seed: Annotated[int, Advanced(help="Choose the questions with this random seed.")] = 0,
-    policy: Annotated[str, Advanced(metavar="SPEC", help="Let this policy choose what leaves the window.")] = "hybrid",
-    library: Annotated[
-        Path | None, Advanced(metavar="DIR", help="Read this folder of Python sources instead.", show_default=False)
-    ] = None,
+    model: str = "none",
+    full: bool = False,
+    questions: Annotated[int | None, Option(min=1)] = None,
+    window: Annotated[int, Option(min=2000)] = 8000,
+    db: Path | None = None,
+    seed: int = 0,
+    policy: str = "hybrid",
+    library: Path | None = None,
     json: Json = False,
 ) -> None:
     """Watch an agent read 1.2 million tokens of the Python standard library in a small window, and answer questions about it.
@@ -71,6 +59,18 @@ def demo(
     Example:
 
         kilburn demo
+
+    Args:
+        model none|smollm2|qwen|SPEC: Let this language model write some summaries and answers, too.
+        full: Read the whole library with its tests and applications, and ask 200 questions.
+        questions: Ask this many questions; 40, or 200 with --full.
+        window: Give the agent a window of this many tokens.
+        db FILE: Keep the store in this file; by default in a temporary folder.
+
+    Advanced:
+        seed: Choose the questions with this random seed.
+        policy SPEC: Let this policy choose what leaves the window.
+        library DIR: Read this folder of Python sources instead.
     """
     plan = DemoPlan(
         db=str(db or Path(tempfile.mkdtemp(prefix="kilburn-demo-")) / "library.db"),

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import os
+from functools import partial
+from itertools import starmap
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-from typer import Argument, Option
+from typer import Argument
 
-from kilburn.cli.access import StorePlace, embed, with_options
+from kilburn.cli.access import StorePlace, embed
 from kilburn.cli.commands import command_group
 from kilburn.cli.forget import carry_out
 from kilburn.cli.memories import OnlyUser, RefuseSecrets, secrets_mode
-from kilburn.cli.screen import count, many, progress, table
+from kilburn.cli.screen import Columns, count, many, progress
 from kilburn.cli.shell import Why, Yes
 from kilburn.collections.collection import Collection
 from kilburn.errors import SpecError
 from kilburn.kernel.store import DOCUMENT, Store
 from kilburn.memory.documents import Ingested, document_name, document_text, in_order, ingest
 from kilburn.memory.documents import documents as documents_of
-from kilburn.terminal import age, emit, line, say, tell
+from kilburn.terminal import age, line, say
 
 documents = command_group("documents")
 
@@ -27,18 +30,7 @@ Name = Annotated[str, Argument(metavar="NAME", help="The name of a document in `
 
 
 @documents.command("add")
-@with_options
-def add(
-    paths: Annotated[list[Path], Argument(metavar="PATH", help="Files, and folders with text files.", show_default=False)],
-    name: Annotated[
-        str | None,
-        Option(metavar="NAME", help="Give the file or folder this name; by default its absolute path."),
-    ] = None,
-    user: Annotated[str, Option(metavar="NAME", help="Add the documents for this user; by default for all users.")] = "",
-    secrets: RefuseSecrets = None,
-    *,
-    where: StorePlace,
-) -> None:
+def add(where: StorePlace, paths: list[Path], name: str | None = None, user: str = "", secrets: RefuseSecrets = None) -> None:
     """Add files and folders to the searched documents, or update them. Only changed files are read again.
 
     Text files are recognised by their content. Other files are skipped, and so are links and hidden files in folders. A text from
@@ -49,6 +41,11 @@ def add(
         kilburn documents add docs README.md
 
         kilburn documents add handbook.md --name handbook
+
+    Args:
+        paths PATH: Files, and folders with text files.
+        name NAME: Give the file or folder this name; by default its absolute path.
+        user NAME: Add the documents for this user; by default for all users.
     """
     if name is not None and len(paths) > 1:
         raise SpecError("--name with several paths", advice="add them one by one")
@@ -59,27 +56,24 @@ def add(
             with progress(f"reading {path}") as report:
                 results.append(ingest(store, path, name, user, secrets=screening, progress=report))
         embed(store, sum(result.added for result in results))
-    if where.json:
-        emit([{"path": str(path)} | msgspec.structs.asdict(result) for path, result in zip(paths, results, strict=True)])
-        return
-    for path, result in zip(paths, results, strict=True):
-        for file, why in result.skipped:
-            say(line(f"skipped: {file}: {why}"))
-        for removed in result.gone:
-            say(line(f"deleted, and retired: {removed}"))
-        figures = f"{many(result.added, 'chunk')} added, {count(result.retired)} retired, {count(result.unchanged)} unchanged"
-        tell(line(f"{path}: {many(len(result.documents), 'document')} new or changed; {figures}"))
-        if result.redacted:
-            say(f"{many(result.redacted, 'secret')} redacted")
+    pairs = list(zip(paths, results, strict=True))
+    where.show([{"path": str(path)} | msgspec.structs.asdict(result) for path, result in pairs], starmap(_describe, pairs))
+
+
+def _describe(path: Path, result: Ingested) -> str:
+    """Return a line about an added path. What was skipped, retired or redacted goes to standard error."""
+    for file, why in result.skipped:
+        say(line(f"skipped: {file}: {why}"))
+    for removed in result.gone:
+        say(line(f"deleted, and retired: {removed}"))
+    if result.redacted:
+        say(f"{many(result.redacted, 'secret')} redacted")
+    figures = f"{many(result.added, 'chunk')} added, {count(result.retired)} retired, {count(result.unchanged)} unchanged"
+    return line(f"{path}: {many(len(result.documents), 'document')} new or changed; {figures}")
 
 
 @documents.command("list")
-@with_options
-def list_documents(
-    user: OnlyUser = None,
-    *,
-    where: StorePlace,
-) -> None:
+def list_documents(where: StorePlace, user: OnlyUser = None) -> None:
     """List the documents.
 
     Example:
@@ -88,12 +82,8 @@ def list_documents(
     """
     with where.reading() as store:
         rows = [_row(document) for document in documents_of(store, user)]
-    if where.json:
-        emit(rows)
-        return
-    heads = ("document", "user", "chunks", "tokens", "changed")
-    table(heads, ((row["document"], row["user"], row["chunks"], row["tokens"], f"{age(row['changed'])} ago") for row in rows))
-    tell(many(len(rows), "document"))
+    columns: Columns = {key: key for key in ("document", "user", "chunks", "tokens")}
+    where.show_records(rows, {**columns, "changed": lambda row: f"{age(row['changed'])} ago"}, "document")
 
 
 def _row(document: Collection) -> dict[str, Any]:
@@ -108,8 +98,7 @@ def _row(document: Collection) -> dict[str, Any]:
 
 
 @documents.command("show")
-@with_options
-def show_document(name: Name, *, where: StorePlace) -> None:
+def show_document(where: StorePlace, name: Name) -> None:
     """Print the text of a document as it was last added.
 
     Example:
@@ -119,21 +108,11 @@ def show_document(name: Name, *, where: StorePlace) -> None:
     with where.reading() as store:
         document = _named(store, name)
         text, chunks = document_text(document), [page.address for page in in_order(document)]
-    if where.json:
-        emit({"document": name, "chunks": chunks, "text": text})
-        return
-    tell(text, end="" if text.endswith("\n") else "\n")
+    where.show({"document": name, "chunks": chunks, "text": text}, text.removesuffix("\n"))
 
 
 @documents.command("remove")
-@with_options
-def remove(
-    name: Name,
-    yes: Yes = False,
-    why: Why = "",
-    *,
-    where: StorePlace,
-) -> None:
+def remove(where: StorePlace, name: Name, yes: Yes = False, why: Why = "") -> None:
     """Forget a document for ever, with everything derived from it. Prints a receipt. The file itself is not changed.
 
     Example:
@@ -142,12 +121,14 @@ def remove(
     """
     with where.writing() as store:
         name = document_name(_named(store, name))
-        carry_out(lambda dry_run: store.forget(document=name, why=why, dry=dry_run), store, yes=yes, json=where.json)
+        carry_out(partial(store.forget, document=name, why=why), store, where, yes=yes)
 
 
 def _named(store: Store, name: str) -> Collection:
     name = name.removeprefix(f"{DOCUMENT}/")  # the form in hits of `search`
     documents_by_name = {document_name(document): document for document in documents_of(store)}
+    if name not in documents_by_name and os.path.abspath(name) in documents_by_name:
+        name = os.path.abspath(name)  # the usual name of a file
     inside = [candidate for candidate in documents_by_name if candidate.startswith(f"{name.rstrip('/')}/")]
     if name not in documents_by_name and inside:
         raise SpecError(

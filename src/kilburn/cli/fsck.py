@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from typing import Annotated, Any
+from typing import Any
 
 import typer
-from typer import Argument, Option
 
 from kilburn.backend import Backend, Batch, Finding, SegmentInfo, State
 from kilburn.backends.anchor import Anchor
@@ -19,9 +18,9 @@ from kilburn.backends.places import is_url, open_backend, place_anchor, shown
 from kilburn.backends.sealed import QUARANTINED
 from kilburn.backends.sqlite import Sqlite
 from kilburn.backends.upkeep import inspect_store, quarantine_segment, repair_store
-from kilburn.cli.access import existing
+from kilburn.cli.access import StorePlace, existing
 from kilburn.cli.screen import many, progress
-from kilburn.cli.shell import Db, Json, Tenant, app
+from kilburn.cli.shell import app
 from kilburn.errors import KernelError, SpecError, StoreBusy, StoreCorrupt, StoreError, StoreFull, StoreReadOnly, StoreVersion
 from kilburn.kernel.folding import keeps_its_spans
 from kilburn.kernel.ledger import counter_of
@@ -29,7 +28,7 @@ from kilburn.kernel.replay import rebuild
 from kilburn.kernel.window import WindowState
 from kilburn.message import Kind
 from kilburn.page import Page, Place, address_of
-from kilburn.terminal import emit, line, say, tell
+from kilburn.terminal import line, say
 
 MAX_CHECKS = 5
 """Checks of a store while other programs write to it."""
@@ -50,17 +49,7 @@ class CheapCounter:
 
 
 @app.command()
-def fsck(
-    place: Annotated[
-        str | None, Argument(metavar="STORE", help="The file or URL of the store; by default that of --db.", show_default=False)
-    ] = None,
-    repair: Annotated[
-        bool, Option("--repair", help="Rebuild derived data, and quarantine sessions that cannot be read.")
-    ] = False,
-    db: Db = None,
-    tenant: Tenant = None,
-    json: Json = False,
-) -> None:
+def fsck(where: StorePlace, place: str | None = None, repair: bool = False) -> None:
     """Check a store: every seal and hash, the sources of every fold, the index against the pages, the ledger against states and
     checkpoints.
 
@@ -76,8 +65,12 @@ def fsck(
         kilburn fsck agent.db
 
         kilburn fsck --repair
+
+    Args:
+        place [STORE]: The file or URL of the store; by default that of --db.
+        repair: Rebuild derived data, and quarantine sessions that cannot be read.
     """
-    path = existing(place or db)
+    path = existing(place or where.db)
     if is_url(path) and repair:
         problem = "a database is checked, but not repaired"
         raise SpecError(problem, advice="restore it from a backup; `kilburn copy` rebuilds derived data in another place")
@@ -86,9 +79,9 @@ def fsck(
     infos: list[SegmentInfo] = []
     names: dict[int, str] = {}
     try:
-        with closing(_opened(path, tenant or "default", repair=repair)) as backend:
+        with closing(_opened(path, where.tenant or "default", repair=repair)) as backend:
             names = {info.number: info.name for info in backend.segments() if info.number}
-            anchor = place_anchor(path, tenant or "default")
+            anchor = place_anchor(path, where.tenant or "default")
             findings = remaining = _check(backend, anchor)
             if repair and findings and isinstance(backend, Sqlite):
                 remaining = _repair(backend, findings, anchor)
@@ -102,27 +95,19 @@ def fsck(
         findings, remaining = [*findings, broken], [*remaining, broken]
     quarantined = [info.name for info in infos if info.damaged == QUARANTINED]
     sessions, pages = len(infos), sum(info.pages for info in infos)
-    if json:
-        rows, remaining_rows = ([_row(finding, names) for finding in group] for group in (findings, remaining))
-        report = {
-            "db": shown(path),
-            "sessions": sessions,
-            "pages": pages,
-            "findings": rows,
-            "left": remaining_rows if repair else None,
-        }
-        emit(report | ({"quarantined": quarantined} if quarantined else {}))
-    else:
-        for finding in findings:
-            row = _row(finding, names)
-            place = " ".join(row[key] for key in ("session", "page") if row[key])
-            tell(line(f"{finding.kind}: {place + ': ' if place else ''}{finding.what}"))
-        for name in quarantined:
-            tell(line(f"quarantined: {name}"))
-        state = "all is well" if not findings else "repaired" if repair and not remaining else many(len(remaining), "finding")
-        tell(f"{line(shown(path))}: {many(sessions, 'session')}, {many(pages, 'page')}: {state}")
-        if remaining and not repair and not is_url(path):
-            tell("kilburn fsck --repair rebuilds derived data, and quarantines sessions that cannot be read")
+    rows, remaining_rows = ([_row(finding, names) for finding in group] for group in (findings, remaining))
+    report = {"db": shown(path), "sessions": sessions, "pages": pages, "findings": rows}
+    report |= {"left": remaining_rows if repair else None} | ({"quarantined": quarantined} if quarantined else {})
+    lines = []
+    for row in rows:
+        place = " ".join(row[key] for key in ("session", "page") if row[key])
+        lines.append(line(f"{row['kind']}: {place + ': ' if place else ''}{row['what']}"))
+    lines += [line(f"quarantined: {name}") for name in quarantined]
+    state = "all is well" if not findings else "repaired" if repair and not remaining else many(len(remaining), "finding")
+    lines.append(f"{line(shown(path))}: {many(sessions, 'session')}, {many(pages, 'page')}: {state}")
+    if remaining and not repair and not is_url(path):
+        lines.append("kilburn fsck --repair rebuilds derived data, and quarantines sessions that cannot be read")
+    where.show(report, lines)
     if remaining:
         raise typer.Exit(1)
 
@@ -193,28 +178,20 @@ def _check_session(backend: Backend, info: SegmentInfo, *, repairable: bool) -> 
                 yield Finding(kind="fold", what=problem, segment=info.number, page=page.id)
 
 
+COMPARED = ("states", "groups", "open", "request", "stand_ins", "turn", "spoken_messages", "seen", "last", "last_derived")
+"""Attributes of a window by which the one of a checkpoint is compared. The costs of handles are not among them, because
+`CheapCounter` counts them differently."""
+
+
 def _differs(backend: Backend, info: SegmentInfo, window: WindowState) -> bool:
     """Return whether a session rebuilt from its checkpoint differs from one rebuilt from its whole ledger (law 8)."""
     try:
         short = rebuild(backend, info, CheapCounter(counter_of(backend, info.number)), recount=False).window
     except StoreCorrupt:
         return True
-    # The costs of handles are not compared, because `CheapCounter` counts them differently.
-    return any(
-        getattr(short, name) != getattr(window, name)
-        for name in (
-            "states",
-            "groups",
-            "open",
-            "request",
-            "stand_ins",
-            "turn",
-            "spoken_messages",
-            "seen",
-            "last",
-            "last_derived",
-        )
-    ) or [page.id for page in short.visible()] != [page.id for page in window.visible()]
+    return any(getattr(short, name) != getattr(window, name) for name in COMPARED) or [page.id for page in short.visible()] != [
+        page.id for page in window.visible()
+    ]
 
 
 def _describe(state: State) -> str:

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import msgspec
 import typer
-from typer import Argument, Option
+from typer import Option
 
-from kilburn.cli.access import StorePlace, embed, with_agent_counter, with_options
+from kilburn.cli.access import StorePlace, embed, with_agent_counter
 from kilburn.cli.commands import command_group
 from kilburn.cli.forget import carry_out
 from kilburn.cli.memories import RedactSecrets, secrets_mode
@@ -19,7 +19,7 @@ from kilburn.cli.session import SessionName
 from kilburn.cli.shell import Why, Yes
 from kilburn.cli.workflows import Owner
 from kilburn.memory.guidelines import Guidelines
-from kilburn.terminal import emit, line, say, tell
+from kilburn.terminal import line, say
 
 guidelines = command_group("guidelines")
 
@@ -29,23 +29,22 @@ Writer = Annotated[
 
 
 @guidelines.command("learn")
-@with_options
 def learn(
+    where: StorePlace,
     name: SessionName,
     model: Writer = None,
     user: Owner = None,
-    anew: Annotated[
-        bool, Option("--anew", help="Process all feedback of the session again, for example after pages were forgotten.")
-    ] = False,
+    anew: bool = False,
     secrets: RedactSecrets = None,
-    *,
-    where: StorePlace,
 ) -> None:
     """Learn guidelines from the new feedback in a session. `kilburn notes list guidelines` and `notes list examples` show them.
 
     Example:
 
         kilburn guidelines learn session-1
+
+    Args:
+        anew: Process all feedback of the session again, for example after pages were forgotten.
     """
     screening = secrets_mode(secrets, "redact")
     with closing_model(open_model(model)) as writer, where.writing() as opened:
@@ -56,37 +55,37 @@ def learn(
             result = collection.learn(session, model=writer, anew=anew, secrets=screening)
             texts = {note: collection.notes.read(note).text for note in (*result.learned, *result.supported)}
         embed(opened)
-    if where.json:
-        emit(msgspec.structs.asdict(result) | {"session": name, "guidelines": texts})
-    else:
-        for note, text in texts.items():
-            tell(line(f"{'learned' if note in result.learned else 'supported again'}: {note}  {text}"))
-        for address in result.refused:
-            say(line(f"skipped: {name} {address} contains a secret"))
-        tell(f"{many(result.feedback, 'message')} of feedback, {count(len(result.examples))} kept as examples")
+    for address in () if where.json else result.refused:
+        say(line(f"skipped: {name} {address} contains a secret"))
+    lines = [
+        line(f"{'learned' if note in result.learned else 'supported again'}: {note}  {text}") for note, text in texts.items()
+    ]
+    lines.append(f"{many(result.feedback, 'message')} of feedback, {count(len(result.examples))} kept as examples")
+    where.show(msgspec.structs.asdict(result) | {"session": name, "guidelines": texts}, lines)
     if result.failed:
         say(line(f"kilburn: nothing could be learned yet: {result.failed}; repeat the command"))
         raise typer.Exit(1)
 
 
 @guidelines.command("unalign")
-@with_options
 def unalign(
+    where: StorePlace,
     name: SessionName,
-    address: Annotated[str, Argument(metavar="ADDRESS", help="The address of the feedback: p17.", show_default=False)],
+    address: str,
     model: Writer = None,
     user: Owner = None,
     secrets: RedactSecrets = None,
     yes: Yes = False,
     why: Why = "",
-    *,
-    where: StorePlace,
 ) -> None:
     """Forget feedback, its example, and the guidelines that rest on it alone. Prints a receipt.
 
     Example:
 
         kilburn guidelines unalign monday p1 --yes
+
+    Args:
+        address ADDRESS: The address of the feedback: p17.
     """
     screening = secrets_mode(secrets, "redact")
     with closing_model(open_model(model)) as writer, where.writing() as opened:
@@ -94,4 +93,4 @@ def unalign(
         session = store.session(name)
         collection = Guidelines(store, session.info.user if user is None else user)
         forget = partial(collection.unalign, session, address, why, model=writer, secrets=screening)
-        carry_out(lambda dry_run: forget(dry=dry_run), store, yes=yes, json=where.json)
+        carry_out(forget, store, where, yes=yes)

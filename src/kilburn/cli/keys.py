@@ -6,14 +6,14 @@ import time
 from typing import Annotated, Any
 
 import msgspec
-from typer import Argument, Option
+from typer import Option
 
 from kilburn.backends.places import canonical_name, is_url
 from kilburn.cli.commands import command_group
-from kilburn.cli.screen import table
+from kilburn.cli.screen import Columns, show, show_records
 from kilburn.cli.shell import Json, Tenant
 from kilburn.gateway.keys import Key, Link, add_key, read_keys, revoke_key
-from kilburn.terminal import age, emit, line, say, tell
+from kilburn.terminal import age, line, say
 
 keys = command_group("keys")
 
@@ -25,27 +25,17 @@ FILE = "keys.json"
 
 @keys.command("add")
 def add(
-    note: Annotated[str, Argument(metavar="NOTE", help="A note for the list of keys, such as the owner or purpose.")] = "",
+    note: str = "",
     file: File = FILE,
     tenant: Tenant = None,
-    user: Annotated[str, Option(metavar="NAME", help="Create the key for this person; by default for an application.")] = "",
-    memory: Annotated[
-        int, Option(min=0, metavar="TOKENS", help="Add up to this many tokens of memory to each prompt; 0 for none.")
-    ] = 0,
-    learn: Annotated[bool, Option("--learn", help="Learn facts from the messages.")] = False,
-    upstream: Annotated[
-        str,
-        Option(
-            metavar="VARIABLE",
-            help="Take the provider's key from this environment variable; by default, the client sends its own.",
-        ),
-    ] = "",
-    rate: Annotated[int, Option(min=0, metavar="N", help="Allow this many requests per minute; 0 for the gateway's limit.")] = 0,
-    link: Annotated[
-        Link, Option(help="Link sessions that a client compacted; auto: if the gateway knows whose sessions they are.")
-    ] = Link.AUTO,
-    figures: Annotated[bool, Option("--figures", help="Let the key read the metrics of all tenants, and nothing else.")] = False,
-    looks: Annotated[bool, Option("--looks", help="Let the key read sessions and the dashboard, and change nothing.")] = False,
+    user: str = "",
+    memory: Annotated[int, Option(min=0)] = 0,
+    learn: bool = False,
+    upstream: str = "",
+    rate: Annotated[int, Option(min=0)] = 0,
+    link: Link = Link.AUTO,
+    figures: bool = False,
+    looks: bool = False,
     json: Json = False,
 ) -> None:
     """Create a key, and show it once. A running gateway accepts it at once.
@@ -53,6 +43,17 @@ def add(
     Example:
 
         kilburn keys add "ana's laptop" --tenant acme --user ana
+
+    Args:
+        note [NOTE]: A note for the list of keys, such as the owner or purpose.
+        user NAME: Create the key for this person; by default for an application.
+        memory TOKENS: Add up to this many tokens of memory to each prompt; 0 for none.
+        learn: Learn facts from the messages.
+        upstream VARIABLE: Take the provider's key from this environment variable; by default, the client sends its own.
+        rate N: Allow this many requests per minute; 0 for the gateway's limit.
+        link: Link sessions that a client compacted; auto: if the gateway knows whose sessions they are.
+        figures: Let the key read the metrics of all tenants, and nothing else.
+        looks: Let the key read sessions and the dashboard, and change nothing.
     """
     key = Key(
         tenant=tenant or "default",
@@ -67,12 +68,10 @@ def add(
         looks=looks,
     )
     added, secret = add_key(file, key)
-    if json:
-        emit({"key": secret, **_row(added)})
-        return
     place = canonical_name(file) if is_url(file) else file
-    say(f"key {added.name} opens tenant {added.tenant}; it is shown only now, and {place} contains its hash")
-    tell(secret)
+    if not json:
+        say(f"key {added.name} opens tenant {added.tenant}; it is shown only now, and {place} contains its hash")
+    show({"key": secret, **_row(added)}, secret, json=json)
 
 
 @keys.command("list")
@@ -83,33 +82,23 @@ def list_keys(file: File = FILE, json: Json = False) -> None:
 
         kilburn keys list
     """
-    rows = [_row(key) for key in read_keys(file)]
-    if json:
-        emit(rows)
-        return
-    table_rows = ((*(row[name] for name in ("name", "tenant", "user", "note")), _options(row), _state(row)) for row in rows)
-    table(("name", "tenant", "user", "note", "options", "state"), table_rows)
+    columns: Columns = {key: key for key in ("name", "tenant", "user", "note")}
+    show_records(list(map(_row, read_keys(file))), {**columns, "options": _options, "state": _state}, json=json)
 
 
 @keys.command("revoke")
-def revoke(
-    name: Annotated[
-        str, Argument(metavar="NAME", help="The name of the key: the 8 digits after `kilburn-`.", show_default=False)
-    ],
-    file: File = FILE,
-    json: Json = False,
-) -> None:
+def revoke(name: str, file: File = FILE, json: Json = False) -> None:
     """Revoke a key. A running gateway refuses it from the next request on; with keys in a database, within 2 seconds.
 
     Example:
 
         kilburn keys revoke 3f9a01bc
+
+    Args:
+        name NAME: The name of the key: the 8 digits after `kilburn-`.
     """
     key = revoke_key(file, name)
-    if json:
-        emit(_row(key))
-        return
-    tell(f"key {key.name} of tenant {key.tenant} is revoked")
+    show(_row(key), f"key {key.name} of tenant {key.tenant} is revoked", json=json)
 
 
 def _row(key: Key) -> dict[str, Any]:

@@ -8,41 +8,27 @@ import msgspec
 import typer
 from typer import Option
 
-from kilburn.cli.access import embed, existing, with_agent_counter, writing
+from kilburn.cli.access import StorePlace, embed, with_agent_counter
 from kilburn.cli.memories import Evict, RedactSecrets, secrets_mode
 from kilburn.cli.model_loading import closing_model, open_model
 from kilburn.cli.screen import many, progress
 from kilburn.cli.session import SessionName
-from kilburn.cli.shell import Db, Json, Tenant, app
+from kilburn.cli.shell import app
 from kilburn.memory.account import describe
 from kilburn.memory.quota import Quota
-from kilburn.terminal import emit, line, say, tell
+from kilburn.terminal import line, say
 
 
 @app.command()
 def learn(
+    where: StorePlace,
     name: SessionName,
-    policy: Annotated[
-        str,
-        Option(
-            metavar="SPEC",
-            help="Learn with this policy: plain needs no model; facts, additive and consolidate ask a model.",
-        ),
-    ] = "plain",
-    model: Annotated[
-        str | None, Option(metavar="SPEC", help='Let this model answer the policy: "qwen", "chat(\'gpt-5\')" ...')
-    ] = None,
-    user: Annotated[
-        str | None, Option(metavar="NAME", help="Write to the memory of this user; by default the session's user.")
-    ] = None,
-    quota_facts: Annotated[
-        int | None, Option("--quota", metavar="FACTS", min=0, help="Stop if the memory has this many facts.")
-    ] = None,
+    policy: str = "plain",
+    model: str | None = None,
+    user: str | None = None,
+    quota_facts: Annotated[int | None, Option(min=0)] = None,
     evict: Evict = False,
     secrets: RedactSecrets = None,
-    db: Db = None,
-    tenant: Tenant = None,
-    json: Json = False,
 ) -> None:
     """Learn facts, or a note, from the new messages of a session. No message is processed twice.
 
@@ -53,10 +39,16 @@ def learn(
         kilburn learn session-1
 
         kilburn learn session-1 --policy "consolidate('core/human')" --model "chat('gpt-5')"
+
+    Args:
+        policy SPEC: Learn with this policy: plain needs no model; facts, additive and consolidate ask a model.
+        model SPEC: Let this model answer the policy: "qwen", "chat('gpt-5')" ...
+        user NAME: Write to the memory of this user; by default the session's user.
+        quota_facts --quota FACTS: Stop if the memory has this many facts.
     """
     screening = secrets_mode(secrets, "redact")
     quota = Quota(facts=quota_facts, evict=evict) if quota_facts is not None else None
-    with closing_model(open_model(model)) as speaker, writing(existing(db), tenant) as opened:
+    with closing_model(open_model(model)) as speaker, where.writing() as opened:
         store = with_agent_counter(opened, name)
         with progress(f"learning from {name}"):
             session = store.session(name)
@@ -69,18 +61,13 @@ def learn(
             for address in (*learned.stored, *learned.proposed)
         ]
         embed(opened)
-    if json:
-        emit(msgspec.structs.asdict(learned) | {"session": name, "facts": new})
-    else:
-        for row in new:
-            tell(line(f"{row['address']}  {row['text']}" + ("  (proposed)" if row["at"] == "proposed" else "")))
-        for address in learned.retired:
-            tell(f"no longer {'true' if notes is None else 'in force'}: {address}")
-        whose = f"for {memory.user}" if memory.user else "for all users"
-        summary = (
-            f"{many(len(learned.stored), 'fact')} learned" if notes is None else f"{many(len(learned.stored), 'note')} written"
-        )
-        tell(line(f"{summary} {whose}, {many(learned.unchanged, 'other')} known already"))
+    lines = [line(f"{row['address']}  {row['text']}" + ("  (proposed)" if row["at"] == "proposed" else "")) for row in new]
+    lines += [f"no longer {'true' if notes is None else 'in force'}: {address}" for address in learned.retired]
+    whose = f"for {memory.user}" if memory.user else "for all users"
+    summary = many(len(learned.stored), "fact") + " learned" if notes is None else many(len(learned.stored), "note") + " written"
+    lines.append(line(f"{summary} {whose}, {many(learned.unchanged, 'other')} known already"))
+    where.show(msgspec.structs.asdict(learned) | {"session": name, "facts": new}, lines)
+    if not where.json:
         if learned.proposed:
             say(f"{many(len(learned.proposed), 'proposed fact')}: see kilburn memories list --proposed")
         for address in learned.refused:

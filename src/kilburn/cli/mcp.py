@@ -21,12 +21,10 @@ from kilburn.terminal import say
 @app.command()
 def mcp(
     user: User = "",
-    http: Annotated[bool, Option("--http", help="Listen on 127.0.0.1 instead of standard input and output.")] = False,
-    port: Annotated[int, Option(min=0, max=65535, help="Listen at this port, with --http; 0 for any free port.")] = 8765,
-    in_force: Annotated[
-        bool, Option("--in-force", help="Put facts of the model in force at once; by default they wait for `memories accept`.")
-    ] = False,
-    quota_facts: Annotated[int, Option("--quota", metavar="FACTS", min=0, help="Store at most this many facts.")] = 10_000,
+    http: bool = False,
+    port: Annotated[int, Option(min=0, max=65535)] = 8765,
+    in_force: bool = False,
+    quota_facts: Annotated[int, Option(min=0)] = 10_000,
     secrets: RefuseSecrets = None,
     db: Db = None,
     tenant: Tenant = None,
@@ -38,6 +36,12 @@ def mcp(
     Example:
 
         kilburn mcp --user ana --db agent.db
+
+    Args:
+        http: Listen on 127.0.0.1 instead of standard input and output.
+        port: Listen at this port, with --http; 0 for any free port.
+        in_force: Put facts of the model in force at once; by default they wait for `memories accept`.
+        quota_facts --quota FACTS: Store at most this many facts.
     """
     screening = secrets_mode(secrets)
     if user:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from typer import Argument, Option
 
 from kilburn.backend import SegmentKind
-from kilburn.cli.access import StorePlace, collection_owners, embed, no_collection, with_options
+from kilburn.cli.access import StorePlace, collection_owners, embed, no_collection
 from kilburn.cli.commands import app, command_group
 from kilburn.cli.forget import carry_out
 from kilburn.cli.moments import moment, seconds, when
-from kilburn.cli.screen import count, many, table
+from kilburn.cli.screen import Columns, count, many
 from kilburn.cli.shell import Why, Yes
 from kilburn.collections.collection import Collection
 from kilburn.errors import SpecError, UnknownAddress
@@ -25,7 +26,7 @@ from kilburn.memory.retention import sweep
 from kilburn.memory.secrets import is_installed
 from kilburn.move import Retire
 from kilburn.page import Place
-from kilburn.terminal import emit, line, tell
+from kilburn.terminal import line, say, tell
 
 Change = Callable[[Collection], object]
 
@@ -35,10 +36,7 @@ memories = command_group("memories")
 User = Annotated[str, Option("--user", metavar="NAME", help="Use the memory of this user; by default that of all users.")]
 OnlyUser = Annotated[str | None, Option("--user", metavar="NAME", help="Show only this user's memory.")]
 Evict = Annotated[bool, Option("--evict", help="Retire the least valuable facts when the quota is reached, with --quota.")]
-Fact = Annotated[
-    str,
-    Argument(metavar="ADDRESS", help="p17, a range p17-p42, or f3, as in `memories list`.", show_default=False),
-]
+Fact = Annotated[str, Argument(metavar="ADDRESS", help="p17, a range p17-p42, or f3, as in `memories list`.", show_default=False)]
 RefuseSecrets = Annotated[
     str | None,
     Option(
@@ -71,31 +69,31 @@ def secrets_mode(word: str | None, default: Literal["refuse", "redact"] = "refus
 
 
 @app.command()
-@with_options
 def remember(
-    text: Annotated[str, Argument(metavar="TEXT", help="The fact, as a sentence.", show_default=False)],
+    where: StorePlace,
+    text: str,
     user: User = "",
-    since: Annotated[
-        str | None, Option(metavar="WHEN", help="The fact is true from this time on: 2026-05-17, or 30d for 30 days ago.")
-    ] = None,
-    until: Annotated[
-        str | None, Option(metavar="WHEN", help="The fact is true until this time: 2026-05-17, or 30d from now.")
-    ] = None,
-    importance: Annotated[float, Option(min=0.0, max=1.0, help="Rank the fact higher in searches, 0 to 1.")] = 0.0,
-    pin: Annotated[bool, Option("--pin", help="Protect the fact from quotas and sweeps.")] = False,
-    quota_facts: Annotated[
-        int | None, Option("--quota", metavar="FACTS", min=0, help="Refuse the fact if the memory has this many.")
-    ] = None,
+    since: str | None = None,
+    until: str | None = None,
+    importance: Annotated[float, Option(min=0.0, max=1.0)] = 0.0,
+    pin: bool = False,
+    quota_facts: Annotated[int | None, Option(min=0)] = None,
     evict: Evict = False,
     secrets: RefuseSecrets = None,
-    *,
-    where: StorePlace,
 ) -> None:
     """Remember a fact, for one user or for all. Searches find it at once.
 
     Example:
 
         kilburn remember "Ana prefers tea" --user ana
+
+    Args:
+        text TEXT: The fact, as a sentence.
+        since WHEN: The fact is true from this time on: 2026-05-17, or 30d for 30 days ago.
+        until WHEN: The fact is true until this time: 2026-05-17, or 30d from now.
+        importance: Rank the fact higher in searches, 0 to 1.
+        pin: Protect the fact from quotas and sweeps.
+        quota_facts --quota FACTS: Refuse the fact if the memory has this many.
     """
     time_now = time.time()
     times = {"since": moment(since, "--since", time_now), "until": moment(until, "--until", time_now, 1)}
@@ -108,29 +106,18 @@ def remember(
         page, state = facts.read(facts.contents.resolve(address)[0])
         row = describe(facts, page, state)
         embed(store)
-    if where.json:
-        emit(row)
-        return
-    tell(
-        line(
-            f"{address}{f' of {user}' if user else ''}  {row['text']}"
-            + (f"  (until {when(page.until)})" if page.until is not None else "")
-        )
-    )
+    until_text = f"  (until {when(page.until)})" if page.until is not None else ""
+    where.show(row, line(f"{address}{f' of {user}' if user else ''}  {row['text']}{until_text}"))
 
 
 @memories.command("list")
-@with_options
 def list_memories(
-    user: OnlyUser = None,
-    at: Annotated[
-        str | None, Option(metavar="WHEN", help="List facts that were true at this time: 2026-05-17, or 30d ago.")
-    ] = None,
-    proposed: Annotated[bool, Option("--proposed", help="List only proposed facts, which wait to be accepted.")] = False,
-    history: Annotated[bool, Option("--history", help="Include facts that are no longer true, or not yet.")] = False,
-    limit: Annotated[int, Option(min=1, help="List at most this many facts.")] = 1000,
-    *,
     where: StorePlace,
+    user: OnlyUser = None,
+    at: str | None = None,
+    proposed: bool = False,
+    history: bool = False,
+    limit: Annotated[int, Option(min=1)] = 1000,
 ) -> None:
     """List the facts of all users or of one, now or at an earlier time.
 
@@ -139,6 +126,12 @@ def list_memories(
         kilburn memories list --user ana
 
         kilburn memories list --at 2026-05-17
+
+    Args:
+        at WHEN: List facts that were true at this time: 2026-05-17, or 30d ago.
+        proposed: List only proposed facts, which wait to be accepted.
+        history: Include facts that are no longer true, or not yet.
+        limit: List at most this many facts.
     """
     moment_at = moment(at, "--at", time.time())
     rows: list[dict[str, Any]] = []
@@ -151,16 +144,18 @@ def list_memories(
                     break
                 if not proposed or state.at is Place.PROPOSED:
                     rows.append(describe(memory, page, state, moment_at))
-    if where.json:
-        emit(rows)
-        return
-    heads = ("user", "address", "what", "from", "until", "trust", "is")
-    cells = ("user", "address", "text")
-    table(
-        heads, ((*(row[key] for key in cells), when(row["since"]), when(row["until"]), row["trust"], marks(row)) for row in rows)
-    )
-    total = "1 memory" if len(rows) == 1 else f"{count(len(rows))} memories"
-    tell(f"{total}; there may be more: --limit" if len(rows) >= limit else total)
+    columns: Columns = {
+        "user": "user",
+        "address": "address",
+        "what": "text",
+        "from": lambda row: when(row["since"]),
+        "until": lambda row: when(row["until"]),
+        "trust": "trust",
+        "is": marks,
+    }
+    where.show_records(rows, columns, "fact")
+    if len(rows) >= limit and not where.json:
+        say("there may be more: --limit")
 
 
 def _memories(store: Store, user: str | None) -> Iterator[Collection]:
@@ -192,8 +187,8 @@ def _memory(store: Store, user: str, address: str) -> Collection:
     return candidates[0]
 
 
-def marks(row: dict[str, Any]) -> str:
-    """Describe the state of a fact."""
+def marks(row: dict[str, Any], title: str = "") -> str:
+    """Describe the state of a fact, without what a title before it says."""
     words = []
     if row["at"] != Place.OUT:
         words.append(row["at"])
@@ -203,12 +198,11 @@ def marks(row: dict[str, Any]) -> str:
         words.append("pinned")
     if row["importance"]:
         words.append(f"importance {row['importance']:g}")
-    return ", ".join(words)
+    return ", ".join(word for word in words if word != title)
 
 
 @memories.command("show")
-@with_options
-def show_memory(address: Fact, user: User = "", *, where: StorePlace) -> None:
+def show_memory(where: StorePlace, address: Fact, user: User = "") -> None:
     """Show facts with their provenance: the messages that support them, and the pages derived from them.
 
     Example:
@@ -218,11 +212,7 @@ def show_memory(address: Fact, user: User = "", *, where: StorePlace) -> None:
     with where.reading() as store:
         memory = _memory(store, user, address)
         rows = [provenance(store, memory, number) for number in memory.contents.resolve(address)]
-    if where.json:
-        emit(rows)
-        return
-    for number, row in enumerate(rows):
-        tell("\n" * bool(number) + _card(row))
+    where.show(rows, "\n\n".join(map(_card, rows)))
 
 
 def _card(row: dict[str, Any]) -> str:
@@ -249,8 +239,7 @@ def _card(row: dict[str, Any]) -> str:
 
 
 @memories.command("state")
-@with_options
-def show_state(user: OnlyUser = None, *, where: StorePlace) -> None:
+def show_state(where: StorePlace, user: OnlyUser = None) -> None:
     """Show how far each policy has learned, and the exchanges that wait for a retry. Each row is a session and a policy.
 
     Example:
@@ -261,24 +250,23 @@ def show_state(user: OnlyUser = None, *, where: StorePlace) -> None:
         if user is not None and not any(_memories(store, user)):
             raise _unknown(store, user)
         rows = [row for memory in _memories(store, user) for row in progress(store, memory)]
-    if where.json:
-        emit(rows)
-        return
-    heads = ("user", "session", "policy", "learned up to", "waits", "last try", "ended", "why")
-    cells = ("user", "session", "policy", "upto")
-    table(
-        heads,
-        (
-            (*(row[key] or "" for key in cells), " ".join(row["waiting"]), when(row["time"]), row["outcome"], row["why"])
-            for row in rows
-        ),
-    )
-    tell(many(sum(len(row["waiting"]) for row in rows), "exchange") + " to be tried again")
+    columns: Columns = {
+        "user": "user",
+        "session": "session",
+        "policy": "policy",
+        "learned up to": lambda row: row["upto"] or "",
+        "waits": lambda row: " ".join(row["waiting"]),
+        "last try": lambda row: when(row["time"]),
+        "ended": "outcome",
+        "why": "why",
+    }
+    where.show_records(rows, columns)
+    if not where.json:
+        tell(many(sum(len(row["waiting"]) for row in rows), "exchange") + " to be tried again")
 
 
 @memories.command("history")
-@with_options
-def show_history(address: Fact, user: User = "", *, where: StorePlace) -> None:
+def show_history(where: StorePlace, address: Fact, user: User = "") -> None:
     """Show the history of a fact: the facts that it superseded, those that superseded it, and all events of them.
 
     Example:
@@ -288,14 +276,19 @@ def show_history(address: Fact, user: User = "", *, where: StorePlace) -> None:
     with where.reading() as store:
         memory = _memory(store, user, address)
         rows = versions(memory, address)
-    if where.json:
-        emit(rows)
-        return
+    lines = []
     for row in rows:
-        tell(line(f"{row['address']}  {row['text']}" + (f"  ({marks(row)})" if marks(row) else "")))
+        lines.append(_fact_line(row))
         for event in row["events"]:
             by = "a person" if event["policy"] == "user" else event["policy"]
-            tell(line(f"    {when(event['time'])}  {event['act']} by {by}" + (f": {event['why']}" if event["why"] else "")))
+            why = f": {event['why']}" if event["why"] else ""
+            lines.append(line(f"    {when(event['time'])}  {event['act']} by {by}{why}"))
+    where.show(rows, lines)
+
+
+def _fact_line(row: dict[str, Any], title: str = "") -> str:
+    state = marks(row, title)
+    return line(f"{row['address']}  {row['text']}" + (f"  ({state})" if state else ""))
 
 
 def _change(address: str, user: str, change: Change, title: str, where: StorePlace) -> None:
@@ -305,31 +298,22 @@ def _change(address: str, user: str, change: Change, title: str, where: StorePla
         numbers = memory.contents.resolve(address)
         change(memory)
         rows = [describe(memory, *memory.read(number)) for number in numbers]
-    if where.json:
-        emit(rows)
-        return
-    for row in rows:
-        tell(line(f"{title}: {row['address']}  {row['text']}" + (f"  ({marks(row)})" if marks(row) else "")))
+    where.show(rows, (f"{title}: {_fact_line(row, title)}" for row in rows))
 
 
 @memories.command("update")
-@with_options
 def update(
-    address: Fact,
-    text: Annotated[str, Argument(metavar="TEXT", help="The new fact, as a sentence.", show_default=False)],
-    user: User = "",
-    since: Annotated[
-        str | None, Option(metavar="WHEN", help="The new fact is true from this time on; by default from now.")
-    ] = None,
-    secrets: RefuseSecrets = None,
-    *,
-    where: StorePlace,
+    where: StorePlace, address: Fact, text: str, user: User = "", since: str | None = None, secrets: RefuseSecrets = None
 ) -> None:
     """Replace a fact by a new one. The old fact is retired, and stays readable as history.
 
     Example:
 
         kilburn memories update p1 "Ana's flight is on 14 May" --user ana
+
+    Args:
+        text TEXT: The new fact, as a sentence.
+        since WHEN: The new fact is true from this time on; by default from now.
     """
     start, screening = moment(since, "--since", time.time()), secrets_mode(secrets)
     with where.writing() as store:
@@ -338,16 +322,11 @@ def update(
         facts = memory.collection
         row = describe(facts, *facts.read(facts.contents.resolve(new_address)[0]))
         embed(store)
-    if where.json:
-        emit(row)
-        return
-    tell(line(f"{row['address']}  {row['text']}"))
-    tell(f"no longer true: {address}")
+    where.show(row, (line(f"{row['address']}  {row['text']}"), f"no longer true: {address}"))
 
 
 @memories.command("undo")
-@with_options
-def undo(address: Fact, user: User = "", why: Why = "", *, where: StorePlace) -> None:
+def undo(where: StorePlace, address: Fact, user: User = "", why: Why = "") -> None:
     """Undo the last change of facts: restore superseded facts, or retire those that superseded them.
 
     A second undo reverses the first one.
@@ -360,8 +339,7 @@ def undo(address: Fact, user: User = "", why: Why = "", *, where: StorePlace) ->
 
 
 @memories.command("accept")
-@with_options
-def accept(address: Fact, user: User = "", why: Why = "", *, where: StorePlace) -> None:
+def accept(where: StorePlace, address: Fact, user: User = "", why: Why = "") -> None:
     """Put proposed facts in force. A fact is proposed if the model had read untrusted text before it wrote the fact.
 
     Example:
@@ -372,8 +350,7 @@ def accept(address: Fact, user: User = "", why: Why = "", *, where: StorePlace) 
 
 
 @memories.command("retire")
-@with_options
-def retire(address: Fact, user: User = "", why: Why = "", *, where: StorePlace) -> None:
+def retire(where: StorePlace, address: Fact, user: User = "", why: Why = "") -> None:
     """Retire facts that are no longer true, or reject proposed facts. They stay readable as history.
 
     Example:
@@ -388,8 +365,7 @@ def retire(address: Fact, user: User = "", why: Why = "", *, where: StorePlace) 
 
 
 @memories.command("pin")
-@with_options
-def pin(address: Fact, user: User = "", *, where: StorePlace) -> None:
+def pin(where: StorePlace, address: Fact, user: User = "") -> None:
     """Pin facts, so that no policy, quota or sweep removes them.
 
     Example:
@@ -400,8 +376,7 @@ def pin(address: Fact, user: User = "", *, where: StorePlace) -> None:
 
 
 @memories.command("unpin")
-@with_options
-def unpin(address: Fact, user: User = "", *, where: StorePlace) -> None:
+def unpin(where: StorePlace, address: Fact, user: User = "") -> None:
     """Unpin facts, so that they can be retired again.
 
     Example:
@@ -412,15 +387,7 @@ def unpin(address: Fact, user: User = "", *, where: StorePlace) -> None:
 
 
 @memories.command("forget")
-@with_options
-def forget_memory(
-    address: Fact,
-    user: User = "",
-    yes: Yes = False,
-    why: Why = "",
-    *,
-    where: StorePlace,
-) -> None:
+def forget_memory(where: StorePlace, address: Fact, user: User = "", yes: Yes = False, why: Why = "") -> None:
     """Forget facts for ever, with everything derived from them. Prints a receipt. Their sources stay.
 
     Example:
@@ -429,23 +396,12 @@ def forget_memory(
     """
     with where.writing() as store:
         memory = _memory(store, user, address)
-        carry_out(
-            lambda dry_run: store.forget(session=memory.name, address=address, why=why, dry=dry_run),
-            store,
-            yes=yes,
-            json=where.json,
-        )
+        carry_out(partial(store.forget, session=memory.name, address=address, why=why), store, where, yes=yes)
 
 
 @memories.command("sweep")
-@with_options
 def sweep_memories(
-    user: Annotated[str | None, Option(metavar="NAME", help="Sweep only this user's memory.")] = None,
-    retention: Annotated[str, Option(metavar="TIME", help="Keep a fact this long after its end: 30d, 12h, 0d.")] = "30d",
-    history: Annotated[str | None, Option(metavar="TIME", help="Keep a superseded fact this long; by default for ever.")] = None,
-    yes: Yes = False,
-    *,
-    where: StorePlace,
+    where: StorePlace, user: str | None = None, retention: str = "30d", history: str | None = None, yes: Yes = False
 ) -> None:
     """Forget facts that ended longer ago than their retention. Prints a receipt.
 
@@ -454,13 +410,13 @@ def sweep_memories(
     Example:
 
         kilburn memories sweep --retention 30d --yes
+
+    Args:
+        user NAME: Sweep only this user's memory.
+        retention TIME: Keep a fact this long after its end: 30d, 12h, 0d.
+        history TIME: Keep a superseded fact this long; by default for ever.
     """
     max_age = seconds(retention, "--retention")
     history_age = None if history is None else seconds(history, "--history")
     with where.writing() as store:
-        carry_out(
-            lambda dry_run: sweep(store, user, retention=max_age, history=history_age, dry=dry_run).receipt,
-            store,
-            yes=yes,
-            json=where.json,
-        )
+        carry_out(lambda dry: sweep(store, user, retention=max_age, history=history_age, dry=dry).receipt, store, where, yes=yes)

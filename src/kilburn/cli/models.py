@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated, Any
-
-from typer import Argument
+from typing import Any
 
 from kilburn.cli.commands import command_group
-from kilburn.cli.screen import progress, table
+from kilburn.cli.screen import Columns, progress, show, show_records
 from kilburn.cli.shell import Json
 from kilburn.models import weights
-from kilburn.terminal import emit, tell
 
 models = command_group("models")
 
@@ -24,15 +21,14 @@ def list_models(json: Json = False) -> None:
 
         kilburn models list --json
     """
-    rows = _files()
-    if json:
-        emit(rows)
-        return
-    heads = ("name", "MB", "here", "licence", "notes")
-    table_rows = (
-        (row["name"], row["bytes"] // 10**6, "yes" if row["here"] else "no", row["licence"] or "-", row["notes"]) for row in rows
-    )
-    table(heads, table_rows)
+    columns: Columns = {
+        "name": "name",
+        "MB": lambda row: row["bytes"] // 10**6,
+        "here": lambda row: "yes" if row["here"] else "no",
+        "licence": "licence",
+        "notes": "notes",
+    }
+    show_records(_files(), columns, json=json)
 
 
 def _files() -> list[dict[str, Any]]:
@@ -50,24 +46,16 @@ def _files() -> list[dict[str, Any]]:
 
 
 @models.command("pull")
-def pull(
-    name: Annotated[
-        str,
-        Argument(
-            metavar="NAME", help="A name of the catalogue, hf:OWNER/REPO/FILE, or the path of a GGUF file.", show_default=False
-        ),
-    ],
-    json: Json = False,
-) -> None:
+def pull(name: str, json: Json = False) -> None:
     """Download a model to the cache, and verify its hash. An interrupted download continues.
 
     Example:
 
         kilburn models pull smollm2
+
+    Args:
+        name NAME: A name of the catalogue, hf:OWNER/REPO/FILE, or the path of a GGUF file.
     """
     with progress(name, unit="bytes") as report:
         path = weights.pull(name, progress=lambda file, have, total: report(have, total or None))
-    if json:
-        emit({"name": name, "path": str(path), "bytes": path.stat().st_size})
-        return
-    tell(str(path))
+    show({"name": name, "path": str(path), "bytes": path.stat().st_size}, str(path), json=json)

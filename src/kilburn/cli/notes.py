@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,12 +12,12 @@ import typer
 from typer import Argument, Option
 
 from kilburn.backend import SegmentKind
-from kilburn.cli.access import StorePlace, collection_owners, embed, no_collection, with_options
+from kilburn.cli.access import StorePlace, collection_owners, embed, no_collection
 from kilburn.cli.commands import command_group
 from kilburn.cli.forget import carry_out
 from kilburn.cli.memories import RefuseSecrets, secrets_mode
 from kilburn.cli.moments import when
-from kilburn.cli.screen import count, many, table
+from kilburn.cli.screen import Columns, count, many
 from kilburn.cli.shell import Why, Yes
 from kilburn.collections.names import LARGEST_NOTE
 from kilburn.errors import SpecError
@@ -51,6 +52,10 @@ def _row(note: NoteVersion, *, text: bool = False) -> dict[str, Any]:
     return row | {"text": note.text} if text else row
 
 
+def _written(row: dict[str, Any]) -> str:
+    return when(row["written"])
+
+
 def _notes(store: Store, owner: str) -> Notes:
     """Return the notes of an owner.
 
@@ -62,26 +67,13 @@ def _notes(store: Store, owner: str) -> Notes:
     return store.notes(owner)
 
 
-def _show(note: NoteVersion, title: str, json: bool) -> None:
-    if json:
-        emit(_row(note))
-        return
-    tell(line(f"{title}: {note.name}  {note.address}, {many(note.tokens, 'token')}{_mark(note)}"))
-
-
-def _mark(note: NoteVersion) -> str:
-    """Return a remark on the trust of a note; "" if it is that of a user or higher."""
-    return "" if note.trust >= Trust.USER else f", trust {Trust(note.trust).name.lower()}"
+def _show(note: NoteVersion, title: str, where: StorePlace) -> None:
+    mark = "" if note.trust >= Trust.USER else f", trust {Trust(note.trust).name.lower()}"
+    where.show(_row(note), line(f"{title}: {note.name}  {note.address}, {many(note.tokens, 'token')}{mark}"))
 
 
 @notes.command("list")
-@with_options
-def list_notes(
-    under: Annotated[str, Argument(metavar="NAME", help="List only notes below this name.", show_default=False)] = "",
-    user: Owner = "",
-    *,
-    where: StorePlace,
-) -> None:
+def list_notes(where: StorePlace, under: str = "", user: Owner = "") -> None:
     """List the notes in force.
 
     Examples:
@@ -89,20 +81,18 @@ def list_notes(
         kilburn notes list --user ana
 
         kilburn notes list core --user ana --json
+
+    Args:
+        under [NAME]: List only notes below this name.
     """
     with where.reading() as store:
         rows = [_row(note) for note in _notes(store, user).list(under)]
-    if where.json:
-        emit(rows)
-        return
-    heads = ("note", "version", "written", "trust", "tokens")
-    table(heads, ((row["note"], row["address"], when(row["written"]), row["trust"], count(row["tokens"])) for row in rows))
-    tell(many(len(rows), "note"))
+    columns: Columns = {"note": "note", "version": "address", "written": _written, "trust": "trust", "tokens": "tokens"}
+    where.show_records(rows, columns, "note")
 
 
 @notes.command("read")
-@with_options
-def read(name: Name, user: Owner = "", version: Version = "", *, where: StorePlace) -> None:
+def read(where: StorePlace, name: Name, user: Owner = "", version: Version = "") -> None:
     """Print the text of a note, or of an earlier version of it.
 
     Examples:
@@ -115,10 +105,7 @@ def read(name: Name, user: Owner = "", version: Version = "", *, where: StorePla
         collection = _notes(store, user)
         note = _version(collection, name, version) if version else collection.read(name)
         row = _row(note, text=True)
-    if where.json:
-        emit(row)
-        return
-    tell(row["text"], end="" if row["text"].endswith("\n") else "\n")
+    where.show(row, row["text"].removesuffix("\n"))
 
 
 def _version(notes: Notes, name: str, address: str) -> NoteVersion:
@@ -129,18 +116,14 @@ def _version(notes: Notes, name: str, address: str) -> NoteVersion:
 
 
 @notes.command("write")
-@with_options
 def write(
+    where: StorePlace,
     name: Name,
-    text: Annotated[
-        str | None, Argument(metavar="TEXT", help="The text of the note; by default, standard input is read.", show_default=False)
-    ] = None,
+    text: str | None = None,
     user: Owner = "",
-    anew: Annotated[bool, Option("--anew", help="Do not treat the former text as a source of the new one.")] = False,
+    anew: bool = False,
     secrets: RefuseSecrets = None,
     why: Why = "",
-    *,
-    where: StorePlace,
 ) -> None:
     """Write a note, or replace its text. The former text stays in its history.
 
@@ -149,11 +132,15 @@ def write(
         kilburn notes write core/human "Ana drinks tea." --user ana
 
         kilburn notes write core/human "Ana drinks coffee." --user ana --anew
+
+    Args:
+        text [TEXT]: The text of the note; by default, standard input is read.
+        anew: Do not treat the former text as a source of the new one.
     """
     content = text if text is not None else _input()
     with where.writing(new=True) as store:
         note = store.notes(user).write(name, content, anew=anew, secrets=secrets_mode(secrets), why=why)
-        _show(note, "written", where.json)
+        _show(note, "written", where)
         embed(store)
 
 
@@ -166,28 +153,22 @@ def _input() -> str:
 
 
 @notes.command("rename")
-@with_options
-def rename(
-    name: Name,
-    to: Annotated[str, Argument(metavar="NAME", help="The new name.", show_default=False)],
-    user: Owner = "",
-    why: Why = "",
-    *,
-    where: StorePlace,
-) -> None:
+def rename(where: StorePlace, name: Name, to: str, user: Owner = "", why: Why = "") -> None:
     """Rename a note. Its history continues under the new name.
 
     Example:
 
         kilburn notes rename workflows/release workflows/ship --user ana
+
+    Args:
+        to NAME: The new name.
     """
     with where.writing() as store:
-        _show(_notes(store, user).rename(name, to, why=why), "renamed", where.json)
+        _show(_notes(store, user).rename(name, to, why=why), "renamed", where)
 
 
 @notes.command("delete")
-@with_options
-def delete(name: Name, user: Owner = "", why: Why = "", *, where: StorePlace) -> None:
+def delete(where: StorePlace, name: Name, user: Owner = "", why: Why = "") -> None:
     """Delete a note. Its versions stay readable, and `restore` brings them back; `forget` erases them.
 
     Example:
@@ -195,12 +176,11 @@ def delete(name: Name, user: Owner = "", why: Why = "", *, where: StorePlace) ->
         kilburn notes delete workflows/release --user ana
     """
     with where.writing() as store:
-        _show(_notes(store, user).delete(name, why=why), "deleted", where.json)
+        _show(_notes(store, user).delete(name, why=why), "deleted", where)
 
 
 @notes.command("history")
-@with_options
-def history(name: Name, user: Owner = "", *, where: StorePlace) -> None:
+def history(where: StorePlace, name: Name, user: Owner = "") -> None:
     """List the versions of a note, oldest first, including versions under another name and before a deletion.
 
     Example:
@@ -209,61 +189,45 @@ def history(name: Name, user: Owner = "", *, where: StorePlace) -> None:
     """
     with where.reading() as store:
         rows = [_row(note, text=where.json) for note in _notes(store, user).history(name)]
-    if where.json:
-        emit(rows)
-        return
-    heads = ("version", "written", "note", "trust", "tokens", "is")
-    cells = ((row["address"], when(row["written"]), row["note"], row["trust"], count(row["tokens"])) for row in rows)
-    table(heads, ((*cell, "in force" if row["in_force"] else "") for cell, row in zip(cells, rows, strict=True)))
+    columns: Columns = {"version": "address", "written": _written, "note": "note", "trust": "trust", "tokens": "tokens"}
+    columns = {**columns, "is": lambda row: "in force" if row["in_force"] else ""}
+    where.show_records(rows, columns)
 
 
 @notes.command("restore")
-@with_options
-def restore(
-    name: Name,
-    version: Annotated[str, Argument(metavar="ADDRESS", help="A version in `notes history`.", show_default=False)],
-    user: Owner = "",
-    why: Why = "",
-    *,
-    where: StorePlace,
-) -> None:
+def restore(where: StorePlace, name: Name, version: str, user: Owner = "", why: Why = "") -> None:
     """Put an earlier version of a note in force again.
 
     Example:
 
         kilburn notes restore core/human p1 --user ana
+
+    Args:
+        version ADDRESS: A version in `notes history`.
     """
     with where.writing() as store:
-        _show(_notes(store, user).restore(name, version, why=why), "restored", where.json)
+        _show(_notes(store, user).restore(name, version, why=why), "restored", where)
 
 
 @notes.command("diff")
-@with_options
-def diff(
-    name: Name,
-    old: Annotated[str, Option(metavar="ADDRESS", help="Compare with this version; by default the previous one.")] = "",
-    new: Annotated[str, Option(metavar="ADDRESS", help="Compare this version; by default the current one.")] = "",
-    user: Owner = "",
-    *,
-    where: StorePlace,
-) -> None:
+def diff(where: StorePlace, name: Name, old: str = "", new: str = "", user: Owner = "") -> None:
     """Show the difference between two versions of a note.
 
     Example:
 
         kilburn notes diff core/human --old p1 --user ana
+
+    Args:
+        old ADDRESS: Compare with this version; by default the previous one.
+        new ADDRESS: Compare this version; by default the current one.
     """
     with where.reading() as store:
         text = _notes(store, user).diff(name, old, new)
-    if where.json:
-        emit({"note": name, "diff": text})
-        return
-    tell(text, end="")
+    where.show({"note": name, "diff": text}, text.splitlines())
 
 
 @notes.command("forget")
-@with_options
-def forget(name: Name, user: Owner = "", yes: Yes = False, why: Why = "", *, where: StorePlace) -> None:
+def forget(where: StorePlace, name: Name, user: Owner = "", yes: Yes = False, why: Why = "") -> None:
     """Forget a note for ever, with all its versions and everything derived from them. Prints a receipt.
 
     Example:
@@ -275,12 +239,11 @@ def forget(name: Name, user: Owner = "", yes: Yes = False, why: Why = "", *, whe
         versions = list(owned.history(name))
         request = {"session": owned.collection.name, "address": ", ".join(note.address for note in versions)}
         roots = {owned.collection.number: [note.page for note in versions]}
-        carry_out(lambda dry_run: store.forget_pages(roots, asked=request, why=why, dry=dry_run), store, yes=yes, json=where.json)
+        carry_out(partial(store.forget_pages, roots, asked=request, why=why), store, where, yes=yes)
 
 
 @notes.command("export")
-@with_options
-def export(folder: Folder, user: Owner = "", *, where: StorePlace) -> None:
+def export(where: StorePlace, folder: Folder, user: Owner = "") -> None:
     """Export the notes to a folder of Markdown files, or update the folder. An edited file is not overwritten.
 
     If you keep the folder in Git, include its hidden list, which records the version of each file. `import` brings edits back.
@@ -295,18 +258,13 @@ def export(folder: Folder, user: Owner = "", *, where: StorePlace) -> None:
 
 
 @notes.command("import")
-@with_options
 def bring(
+    where: StorePlace,
     folder: Folder,
     user: Owner = "",
-    resolved: Annotated[
-        list[str] | None,
-        Option("--resolved", metavar="NAME", help="Accept the file of this note, as it merges both versions; may be repeated."),
-    ] = None,
-    delete: Annotated[bool, Option("--delete", help="Delete the notes whose files were deleted.")] = False,
+    resolved: list[str] | None = None,
+    delete: bool = False,
     secrets: RefuseSecrets = None,
-    *,
-    where: StorePlace,
 ) -> None:
     """Import the edited files of a folder. Each changed file becomes a new version, and each new file a note.
 
@@ -318,6 +276,10 @@ def bring(
         kilburn notes import notebook --user ana
 
         kilburn notes import notebook --user ana --resolved core/human
+
+    Args:
+        resolved NAME: Accept the file of this note, as it merges both versions; may be repeated.
+        delete: Delete the notes whose files were deleted.
     """
     screening = secrets_mode(secrets)
     with where.writing(new=True) as store:

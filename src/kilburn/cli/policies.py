@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import inspect
 
-from kilburn.cli.screen import table
+from kilburn.cli.screen import show_records
 from kilburn.cli.shell import Json, app
 from kilburn.kernel.resolve import locate, names
-from kilburn.terminal import emit
 
 
 @app.command()
@@ -23,10 +22,7 @@ def policies(json: Json = False) -> None:
         policy = locate("policies", name)
         arguments = ", ".join(_argument(parameter) for parameter in inspect.signature(policy).parameters.values())
         rows.append({"name": name, "arguments": arguments, "what": (inspect.getdoc(policy) or "").partition("\n")[0]})
-    if json:
-        emit(rows)
-        return
-    table(("name", "arguments", "what"), ((row["name"], row["arguments"], row["what"]) for row in rows))
+    show_records(rows, {key: key for key in ("name", "arguments", "what")}, json=json)
 
 
 def _argument(parameter: inspect.Parameter) -> str:

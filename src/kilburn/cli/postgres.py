@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, Option
+from typer import Option
 
 from kilburn.backends.places import is_url
 from kilburn.cli.commands import command_group
+from kilburn.cli.screen import show
 from kilburn.cli.shell import Json, Tenant
 from kilburn.errors import SpecError
-from kilburn.terminal import emit, line, tell
+from kilburn.terminal import line
 
 postgres = command_group("postgres")
 
@@ -36,23 +37,19 @@ def start(folder: Dir = FOLDER, json: Json = False) -> None:
     from kilburn.backends.postgres.server import OwnServer
 
     url = OwnServer(folder).start()
-    if json:
-        emit({"url": url})
-    else:
-        tell(url)
+    show({"url": url}, url, json=json)
 
 
 @postgres.command("stop")
-def stop(
-    folder: Dir = FOLDER,
-    delete: Annotated[bool, Option("--delete", help="Remove the folder with all its data.")] = False,
-    json: Json = False,
-) -> None:
+def stop(folder: Dir = FOLDER, delete: bool = False, json: Json = False) -> None:
     """Stop the PostgreSQL server of a folder.
 
     Example:
 
         kilburn postgres stop --dir agent.pg
+
+    Args:
+        delete: Remove the folder with all its data.
     """
     from kilburn.backends.postgres.server import OwnServer
 
@@ -62,18 +59,11 @@ def stop(
     server.stop()
     if delete:
         server.delete()
-    if json:
-        emit({"stopped": str(folder), "deleted": delete})
-    else:
-        tell(line(f"stopped: {folder}{', and removed' if delete else ''}"))
+    show({"stopped": str(folder), "deleted": delete}, line(f"stopped: {folder}{', and removed' if delete else ''}"), json=json)
 
 
 @postgres.command("wipe")
-def wipe(
-    url: Annotated[str, Argument(metavar="URL", show_default=False, help="The URL of the store.")],
-    tenant: Tenant = None,
-    json: Json = False,
-) -> None:
+def wipe(url: str, tenant: Tenant = None, json: Json = False) -> None:
     """Rewrite the tables of a large store, so that no forgotten byte stays in the server's files. Other clients wait.
 
     In a small store, `forget` does this itself.
@@ -81,6 +71,9 @@ def wipe(
     Example:
 
         kilburn postgres wipe "$KILBURN_DB"
+
+    Args:
+        url URL: The URL of the store.
     """
     if not is_url(url):
         raise SpecError("a file has nothing to wipe", advice="give postgresql://user@host:5432/database")
@@ -89,20 +82,14 @@ def wipe(
     with Postgres(url, tenant=tenant or "default", busy_timeout=BUSY_TIMEOUT) as backend:
         backend.wipe()
         places = backend.contents.unreached()
-    if json:
-        emit({"wiped": True, "unreached": places})
-    else:
-        tell("no forgotten text is left in the tables' files")
-        if places:
-            tell(line(f"not reached: {'; '.join(places)}"))
+    lines = ["no forgotten text is left in the tables' files"]
+    if places:
+        lines.append(line(f"not reached: {'; '.join(places)}"))
+    show({"wiped": True, "unreached": places}, lines, json=json)
 
 
 @postgres.command("tend")
-def tend(
-    url: Annotated[str, Argument(metavar="URL", show_default=False, help="The URL of the store.")],
-    tenant: Tenant = None,
-    json: Json = False,
-) -> None:
+def tend(url: str, tenant: Tenant = None, json: Json = False) -> None:
     """Build or update a large store's index for search by meaning, while other clients use the store.
 
     A gateway does this itself, in the background.
@@ -110,6 +97,9 @@ def tend(
     Example:
 
         kilburn postgres tend "$KILBURN_DB"
+
+    Args:
+        url URL: The URL of the store.
     """
     if not is_url(url):
         raise SpecError("a file has no such index", advice="give postgresql://user@host:5432/database")
@@ -118,7 +108,4 @@ def tend(
 
     with Postgres(url, tenant=tenant or "default", busy_timeout=BUSY_TIMEOUT) as backend:
         steps = PostgresVectors(backend).tend()
-    if json:
-        emit({"done": steps})
-    else:
-        tell("\n".join(steps) or "nothing to do")
+    show({"done": steps}, steps or "nothing to do", json=json)

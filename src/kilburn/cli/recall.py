@@ -10,12 +10,12 @@ import time
 from typing import Annotated
 
 import msgspec
-from typer import Argument, Option
+from typer import Option
 
-from kilburn.cli.access import reading, session
+from kilburn.cli.access import StorePlace, session
 from kilburn.cli.moments import moment, when
 from kilburn.cli.screen import count
-from kilburn.cli.shell import Db, Json, Tenant, app
+from kilburn.cli.shell import app
 from kilburn.errors import SpecError
 from kilburn.kernel.store import DOCUMENT, MEMORY, NOTES
 from kilburn.search.found import Found
@@ -23,21 +23,7 @@ from kilburn.terminal import age, emit, line, tell
 
 
 @app.command()
-def recall(
-    name: Annotated[
-        str,
-        Argument(
-            metavar="SESSION",
-            help="A session, or @memory/USER or @document/NAME as in a hit of `search`.",
-            show_default=False,
-        ),
-    ],
-    address: Annotated[str, Argument(metavar="ADDRESS", help="A page p17, a range p17-p42, or a fold f3.", show_default=False)],
-    raw: Annotated[bool, Option("--raw", help="Print the exact bytes on a terminal, too, escape sequences included.")] = False,
-    db: Db = None,
-    tenant: Tenant = None,
-    json: Json = False,
-) -> None:
+def recall(where: StorePlace, name: str, address: str, raw: bool = False) -> None:
     """Print the exact text at an address, and nothing else.
 
     On a terminal, escape sequences and control characters are made visible; a pipe and a file get every byte.
@@ -47,11 +33,16 @@ def recall(
         kilburn recall session-1 p17 > page.txt
 
         kilburn recall @document/manual/pump.md p1
+
+    Args:
+        name SESSION: A session, or @memory/USER or @document/NAME as in a hit of `search`.
+        address ADDRESS: A page p17, a range p17-p42, or a fold f3.
+        raw: Print the exact bytes on a terminal, too, escape sequences included.
     """
-    with reading(db, tenant) as store:
+    with where.reading() as store:
         collection = next((info for info in store.collections() if info.name == name), None)
         recalled = (collection or session(store, name)).recall(address)
-    if json:
+    if where.json:
         pages = [
             {"address": page.address, "kind": str(page.kind), "role": str(page.role), "digest": page.digest, "text": text}
             for page, text in zip(recalled.pages, recalled.parts, strict=True)
@@ -68,22 +59,15 @@ def recall(
 
 @app.command()
 def search(
-    query: Annotated[str, Argument(metavar="WORDS", help="The words to search for, or a question.", show_default=False)],
-    name: Annotated[str | None, Option("--session", metavar="NAME", help="Search only this session.")] = None,
-    where: Annotated[
-        list[str] | None,
-        Option(metavar="PLACE", help="Search only here: sessions, facts, documents or all; may be repeated."),
-    ] = None,
-    user: Annotated[str | None, Option(metavar="NAME", help="Search only what belongs to this user, or to all users.")] = None,
-    at: Annotated[
-        str | None, Option(metavar="WHEN", help="Search what was known and true at this time: 2026-05-17, or 30d ago.")
-    ] = None,
-    tokens: Annotated[int, Option(min=1, help="Print at most this many tokens of hits.")] = 1000,
-    limit: Annotated[int, Option(min=1, help="Print at most this many hits.")] = 20,
-    explain: Annotated[bool, Option("--explain", help="Print the terms of each score.")] = False,
-    db: Db = None,
-    tenant: Tenant = None,
-    json: Json = False,
+    where: StorePlace,
+    query: str,
+    name: str | None = None,
+    places: list[str] | None = None,
+    user: str | None = None,
+    at: str | None = None,
+    tokens: Annotated[int, Option(min=1)] = 1000,
+    limit: Annotated[int, Option(min=1)] = 20,
+    explain: bool = False,
 ) -> None:
     """Search sessions, facts and documents for passages, best first, within a token budget. The best passages are printed even if
     they match poorly; see their scores.
@@ -93,28 +77,35 @@ def search(
         kilburn search "connection refused" --session session-1
 
         kilburn search "where does Ana live" --where facts --user ana --explain
+
+    Args:
+        query WORDS: The words to search for, or a question.
+        name --session NAME: Search only this session.
+        places --where PLACE: Search only here: sessions, facts, documents or all; may be repeated.
+        user NAME: Search only what belongs to this user, or to all users.
+        at WHEN: Search what was known and true at this time: 2026-05-17, or 30d ago.
+        tokens: Print at most this many tokens of hits.
+        limit: Print at most this many hits.
+        explain: Print the terms of each score.
     """
     if not query.strip():
         raise SpecError("an empty query", advice="give words to search for")
-    if name is not None and (where or user is not None or at is not None):
+    if name is not None and (places or user is not None or at is not None):
         raise SpecError("--session beside --where, --user or --at", advice="leave --session out, or the others")
     moment_at = moment(at, "--at", time.time())
-    with reading(db, tenant, meaning=True) as store:
+    with where.reading(meaning=True) as store:
         if name is not None:
             hits = session(store, name).search(query, tokens, limit)
         else:
-            hits = store.search(query, tokens, limit, where=where or "all", user=user, at=moment_at)
-    if json:
-        emit({"query": query, "hits": [msgspec.structs.asdict(hit) for hit in hits]})
-        return
+            hits = store.search(query, tokens, limit, where=places or "all", user=user, at=moment_at)
+    lines = []
     for hit in hits:
-        tell(line(f"{hit.session} {hit.address}  {_facts(hit)}"))
-        tell("    " + hit.text.strip().replace("\n", "\n    "))
+        lines.append(line(f"{hit.session} {hit.address}  {_facts(hit)}"))
+        lines.append("    " + hit.text.strip().replace("\n", "\n    "))
         if explain:
             terms = sorted(hit.why.items(), key=lambda term: -abs(term[1]))
-            tell(line("    why: " + ", ".join(f"{term} {value:+.2f}" for term, value in terms)))
-    if not hits:
-        tell("nothing found")
+            lines.append(line("    why: " + ", ".join(f"{term} {value:+.2f}" for term, value in terms)))
+    where.show({"query": query, "hits": [msgspec.structs.asdict(hit) for hit in hits]}, lines or "nothing found")
 
 
 def _facts(hit: Found) -> str:

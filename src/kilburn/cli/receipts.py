@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
-from typer import Argument, Option
+from typer import Option
 
-from kilburn.cli.access import StorePlace, session, with_options
+from kilburn.cli.access import StorePlace, session
 from kilburn.cli.screen import address_list, many, table
 from kilburn.cli.session import SessionName
 from kilburn.cli.shell import app
@@ -25,18 +25,14 @@ MAX_ADDRESSES = 3
 
 
 @app.command()
-@with_options
 def receipts(
+    where: StorePlace,
     name: SessionName,
-    address: Annotated[
-        str | None, Argument(metavar="ADDRESS", help="List only receipts of these pages: p17, p17-p42 or f3.", show_default=False)
-    ] = None,
+    address: str | None = None,
     outcome: Annotated[
         str | None, Option(metavar="WORD", help=f"List only receipts with this outcome: {', '.join(Outcome)}.")
     ] = None,
-    last: Annotated[int | None, Option(min=1, help="List only this many of the newest receipts.")] = None,
-    *,
-    where: StorePlace,
+    last: Annotated[int | None, Option(min=1)] = None,
 ) -> None:
     """List what compactions, the kernel (policy kernel) and changes by hand (policy user) moved: pages, reason, policy, outcome.
     A forget is not among them: it prints its own receipt.
@@ -49,6 +45,10 @@ def receipts(
         kilburn receipts session-1
 
         kilburn receipts session-1 p17
+
+    Args:
+        address [ADDRESS]: List only receipts of these pages: p17, p17-p42 or f3.
+        last: List only this many of the newest receipts.
     """
     with where.reading() as store:
         opened = session(store, name)
@@ -65,8 +65,7 @@ def receipts(
     if where.json:
         emit({"session": name, "receipts": [_card(name, receipt) for receipt in chosen]})
         return
-    heads = ("turn", "outcome", "policy", "freed", "left", "in its place", "why")
-    table(heads, (_row(receipt) for receipt in chosen))
+    table(("turn", "outcome", "policy", "freed", "left", "in its place", "why"), map(_row, chosen))
     tell(_footer(name, chosen))
 
 

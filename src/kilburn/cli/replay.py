@@ -42,22 +42,17 @@ COLUMNS = {
 @app.command()
 def replay(
     source: Annotated[
-        Path,
-        Argument(metavar="FILE|DIR", help=FORMS[0].upper() + FORMS[1:] + "; or a folder of them.", show_default=False),
+        Path, Argument(metavar="FILE|DIR", help=FORMS[0].upper() + FORMS[1:] + "; or a folder of them.", show_default=False)
     ],
-    window: Annotated[int, Option(help="Replay in a window of this many tokens.")] = 4000,
-    policy: Annotated[
-        str, Option(metavar="SPEC", help='Let this policy manage the window, such as "lru" or "chain(mask(keep=3), fifo)".')
-    ] = "hybrid",
-    model: Annotated[
-        str | None, Option(metavar="SPEC", help="Let this model answer the policy's questions; by default they stay unanswered.")
-    ] = None,
-    tokenizer: Annotated[str, Option(metavar="NAME", help='Count tokens by "auto", a model\'s name, or "chars/4".')] = "auto",
-    reserve: Annotated[int, Option(help="Reserve this many tokens for the reply.")] = 0,
-    db: Annotated[str | None, Option(metavar="FILE", help="Store the sessions in this file; by default in memory.")] = None,
+    window: int = 4000,
+    policy: str = "hybrid",
+    model: str | None = None,
+    tokenizer: str = "auto",
+    reserve: int = 0,
+    db: str | None = None,
     tenant: Tenant = None,
-    limit: Annotated[int | None, Option(min=1, help="Replay at most this many runs.")] = None,
-    form: Annotated[str, Option("--format", help='Render prompts in this form: "chat" or "messages".')] = "chat",
+    limit: Annotated[int | None, Option(min=1)] = None,
+    form: str = "chat",
     json: Json = False,
 ) -> None:
     """Replay recorded runs through a window, and report overflow and lost bytes (both must be 0), tokens, evictions, folds and
@@ -68,6 +63,16 @@ def replay(
     Example:
 
         kilburn replay run.jsonl --window 4000 --policy lru
+
+    Args:
+        window: Replay in a window of this many tokens.
+        policy SPEC: Let this policy manage the window, such as "lru" or "chain(mask(keep=3), fifo)".
+        model SPEC: Let this model answer the policy's questions; by default they stay unanswered.
+        tokenizer NAME: Count tokens by "auto", a model's name, or "chars/4".
+        reserve: Reserve this many tokens for the reply.
+        db FILE: Store the sessions in this file; by default in memory.
+        limit: Replay at most this many runs.
+        form --format: Render prompts in this form: "chat" or "messages".
     """
     runs = _runs(source, limit, form)
     with (

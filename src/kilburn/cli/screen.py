@@ -8,13 +8,14 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Protocol
 
 from kilburn.file import write_file
-from kilburn.terminal import Styled, console, line, plain, say, spelled, tell, tell_lines
+from kilburn.terminal import Styled, console, emit, line, plain, say, spelled, tell, tell_lines
 
 
 def count(number: int) -> str:
@@ -48,6 +49,34 @@ def terminal_width() -> int | None:
 def table(heads: Sequence[str], rows: Iterable[Sequence[Any]], *, less: Sequence[str] = ()) -> None:
     """Print a table that fits the terminal; see `grid`."""
     tell_lines(grid(heads, rows, width=terminal_width(), less=less))
+
+
+def show(value: Any, text: str | Iterable[str], *, json: bool) -> None:
+    """Print the result of a command: with --json a value, otherwise a text, or lines of text."""
+    if json:
+        emit(value)
+        return
+    for row in [text] if isinstance(text, str) else text:
+        tell(row)
+
+
+Columns = Mapping[str, str | Callable[[dict[str, Any]], Any]]
+"""The columns of a table by their heads: the key of a record, or a function that returns the cell."""
+
+
+def show_records(records: Sequence[dict[str, Any]], columns: Columns, noun: str = "", *, json: bool) -> None:
+    """Print records: with --json all of their data, otherwise a table.
+
+    Args:
+        noun: print the number of the records below the table, with this noun.
+    """
+    if json:
+        emit(records)
+        return
+    cells = [key if callable(key) else itemgetter(key) for key in columns.values()]
+    table(list(columns), ([cell(record) for cell in cells] for record in records))
+    if noun:
+        tell(many(len(records), noun))
 
 
 NUMBER = re.compile(r"[+-]?[\d.,]+[kMG%]?|-")

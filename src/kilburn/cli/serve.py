@@ -25,8 +25,9 @@ from typer import Exit, Option
 
 from kilburn.backends.gateways import open_keys
 from kilburn.backends.places import is_url, open_backend, shown
-from kilburn.cli.access import Advanced, Options, with_options
+from kilburn.cli.access import Options
 from kilburn.cli.model_loading import load_model
+from kilburn.cli.options import ADVANCED
 from kilburn.cli.shell import Db, Tenant, app
 from kilburn.errors import KilburnError, MissingExtra, SpecError, StoreUnavailable
 from kilburn.gateway.access import LOOPBACK
@@ -65,131 +66,73 @@ EACH_CREDENTIAL = (
 
 
 class ServeOptions(Options, frozen=True, kw_only=True):
-    """The options of `serve`."""
+    """The options of `serve`.
 
-    upstream: Annotated[
-        str | None,
-        Option(metavar="URL", help='Forward requests to this API: "https://api.openai.com/v1", "https://api.anthropic.com" ...'),
-    ] = None
-    model: Annotated[
-        str | None,
-        Option(metavar="SPEC", help='Answer requests with this model: "smollm2", "local(\'x.gguf\')", "chat(\'gpt-5\')" ...'),
-    ] = None
-    host: Annotated[str, Option(metavar="ADDRESS", help="Listen at this address.")] = "127.0.0.1"
-    port: Annotated[int, Option(min=0, max=65535, metavar="PORT", help="Listen at this port; 0 for any free port.")] = 8000
-    window: Annotated[
-        int, Option(min=1000, metavar="TOKENS", help="Keep prompts within this many tokens, or within the model's own window.")
-    ] = 32_000
-    policy: Annotated[
-        str,
-        Option(
-            metavar="SPEC",
-            help="Let this policy manage the window. The default here is cost, with which a large window costs least per right "
-            "answer; the library, whose windows are smaller, has hybrid.",
-        ),
-    ] = "cost"
-    keys: Annotated[
-        str | None,
-        Option(
-            metavar="FILE",
-            envvar="KILBURN_KEYS",
-            help="Require a key of clients. The keys are in this file or database; see `kilburn keys add`.",
-        ),
-    ] = None
-    memory: Annotated[
-        int,
-        Option(
-            min=0,
-            metavar="TOKENS",
-            help="Learn facts, and add up to this many tokens of them to each question; 0 for none. With --keys, each key has "
-            "its own number.",
-        ),
-    ] = 0
-    one_user: Annotated[
-        bool,
-        Option(
-            "--one-user",
-            help="Treat all clients as one user, without --keys. By default each provider key that a client sends is a user.",
-        ),
-    ] = False
-    dashboard: Annotated[
-        bool, Option("--dashboard", help="Show the sessions at /dashboard, to people who sign in with a key.")
-    ] = False
-    allow_host: Annotated[
-        list[str] | None, Advanced(metavar="NAME", help="Accept requests for this host name, too; may be repeated.")
-    ] = None
-    allow_origin: Annotated[
-        list[str] | None, Advanced(metavar="ORIGIN", help="Accept requests of web pages of this origin; may be repeated.")
-    ] = None
-    memory_tools: Annotated[
-        str,
-        Advanced(
-            metavar="auto|on|off",
-            help="Offer the model the tools recall and search_memory. auto: until it refuses tools; then the gateway searches "
-            "for the words of the user.",
-        ),
-    ] = "auto"
-    link: Annotated[
-        str,
-        Advanced(
-            metavar="auto|on|off",
-            help="Link a session to the earlier one that a client compacted. auto: if the gateway knows whose sessions they are.",
-        ),
-    ] = "auto"
-    file_tokens: Annotated[
-        int,
-        Advanced(
-            min=0,
-            metavar="N",
-            help="Count this many tokens for a file that a request names by an id or a URL, until the provider reports the "
-            "real number.",
-        ),
-    ] = FILE_TOKENS
+    Args:
+        upstream URL: Forward requests to this API: "https://api.openai.com/v1", "https://api.anthropic.com" ...
+        model SPEC: Answer requests with this model: "smollm2", "local('x.gguf')", "chat('gpt-5')" ...
+        host ADDRESS: Listen at this address.
+        port PORT: Listen at this port; 0 for any free port.
+        window TOKENS: Keep prompts within this many tokens, or within the model's own window.
+        policy SPEC: Let this policy manage the window. The default here is cost, with which a large window costs least per right
+            answer; the library, whose windows are smaller, has hybrid.
+        keys FILE: Require a key of clients. The keys are in this file or database; see `kilburn keys add`.
+        memory TOKENS: Learn facts, and add up to this many tokens of them to each question; 0 for none. With --keys, each key
+            has its own number.
+        one_user: Treat all clients as one user, without --keys. By default each provider key that a client sends is a user.
+        dashboard: Show the sessions at /dashboard, to people who sign in with a key.
+
+    Advanced:
+        allow_host NAME: Accept requests for this host name, too; may be repeated.
+        allow_origin ORIGIN: Accept requests of web pages of this origin; may be repeated.
+        memory_tools auto|on|off: Offer the model the tools recall and search_memory. auto: until it refuses tools; then the
+            gateway searches for the words of the user.
+        link auto|on|off: Link a session to the earlier one that a client compacted. auto: if the gateway knows whose sessions
+            they are.
+        file_tokens N: Count this many tokens for a file that a request names by an id or a URL, until the provider reports the
+            real number.
+        prices NAME: Compute the savings by this price table: hosted, automatic or local; by default the one that fits.
+        log FILE: Write a line of JSON for each request to this file; "-" for standard error.
+        contents --log-contents: Write the texts of requests to the log, too.
+        fail closed|open: Refuse a request that the gateway cannot read or store, for example on a full disk, or pass it on
+            unread.
+        background --background/--no-background: Learn, embed and expire sessions in this process when it is idle. Otherwise
+            `kilburn worker` does that.
+        workers N: Serve with this many processes; SIGHUP replaces them one by one. The limits running, bodies and connections
+            hold for each of them.
+        drain SECONDS: Wait this long for running requests when the gateway stops.
+        wait SECONDS: Wait this long at the start for a database that is unreachable.
+    """
+
+    upstream: str | None = None
+    model: str | None = None
+    host: str = "127.0.0.1"
+    port: Annotated[int, Option(min=0, max=65535)] = 8000
+    window: Annotated[int, Option(min=1000)] = 32_000
+    policy: str = "cost"
+    keys: Annotated[str | None, Option(envvar="KILBURN_KEYS")] = None
+    memory: Annotated[int, Option(min=0)] = 0
+    one_user: bool = False
+    dashboard: bool = False
+    allow_host: list[str] | None = None
+    allow_origin: list[str] | None = None
+    memory_tools: str = "auto"
+    link: str = "auto"
+    file_tokens: Annotated[int, Option(min=0)] = FILE_TOKENS
     limit: Annotated[
-        list[str] | None, Advanced(metavar="NAME=N", help=f"Limit what clients use; may be repeated. The defaults: {BOUNDS}.")
-    ] = None
-    prices: Annotated[
-        str | None,
-        Advanced(
-            metavar="NAME",
-            help="Compute the savings by this price table: hosted, automatic or local; by default the one that fits.",
+        list[str] | None,
+        Option(
+            metavar="NAME=N", rich_help_panel=ADVANCED, help=f"Limit what clients use; may be repeated. The defaults: {BOUNDS}."
         ),
     ] = None
-    log: Annotated[
-        str, Advanced(metavar="FILE", help='Write a line of JSON for each request to this file; "-" for standard error.')
-    ] = "-"
-    contents: Annotated[bool, Advanced("--log-contents", help="Write the texts of requests to the log, too.")] = False
-    fail: Annotated[
-        str,
-        Advanced(
-            metavar="closed|open",
-            help="Refuse a request that the gateway cannot read or store, for example on a full disk, or pass it on unread.",
-        ),
-    ] = "closed"
-    background: Annotated[
-        bool,
-        Advanced(
-            "--background/--no-background",
-            help="Learn, embed and expire sessions in this process when it is idle. Otherwise `kilburn worker` does that.",
-        ),
-    ] = True
-    workers: Annotated[
-        int,
-        Advanced(
-            min=1,
-            max=MAX_WORKERS,
-            metavar="N",
-            help="Serve with this many processes; SIGHUP replaces them one by one. The limits running, bodies and connections "
-            "hold for each of them.",
-        ),
-    ] = 1
-    drain: Annotated[
-        float, Advanced(min=0.0, metavar="SECONDS", help="Wait this long for running requests when the gateway stops.")
-    ] = 60.0
-    wait: Annotated[
-        float,
-        Advanced("--wait", min=0.0, metavar="SECONDS", help="Wait this long at the start for a database that is unreachable."),
-    ] = 60.0
+    prices: str | None = None
+    log: str = "-"
+    contents: bool = False
+    fail: str = "closed"
+    background: bool = True
+    workers: Annotated[int, Option(min=1, max=MAX_WORKERS)] = 1
+    drain: Annotated[float, Option(min=0.0)] = 60.0
+    wait: Annotated[float, Option(min=0.0)] = 60.0
     db: Db = None
     tenant: Tenant = None
 
@@ -213,7 +156,6 @@ class _WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @app.command()
-@with_options
 def serve(options: ServeOptions) -> None:
     """Serve the APIs of OpenAI and Anthropic. Clients' messages become sessions, and prompts stay within the window.
 
@@ -271,6 +213,10 @@ def _warn_without_keys(place: str) -> None:
             say(problem)
 
 
+SAME_SETTINGS = ("policy", "keys", "one_user", "memory", "memory_tools", "link", "file_tokens", "contents", "fail", "background")
+"""Options that the gateway's settings have under the same names."""
+
+
 def _settings(gateway: Any, options: ServeOptions) -> Any:
     upstream, model = options.upstream, _model(options.upstream, options.model)
     price_table = "local" if upstream is None else "automatic" if has_openai_api(upstream) else "hosted"
@@ -280,22 +226,13 @@ def _settings(gateway: Any, options: ServeOptions) -> Any:
         upstream=upstream,
         model=model,
         window=options.window if model is None else min(options.window, model.context or options.window),
-        policy=options.policy,
-        keys=options.keys,
-        one_user=options.one_user,
-        memory=options.memory,
-        memory_tools=options.memory_tools,
-        link=options.link,
-        file_tokens=options.file_tokens,
         hosts=(*LOOPBACK, options.host, *(options.allow_host or ())),
         origins=tuple(options.allow_origin or ()),
         limits=parse_limits(options.limit or [], keyed=options.keys is not None),
         prices=find_prices(options.prices or price_table),
         log=Log(open_log(options.log)),
-        contents=options.contents,
-        fail=options.fail,
-        background=options.background,
         tokenizer="auto" if model is None else counter_for(model.tokenizer),
+        **{name: getattr(options, name) for name in SAME_SETTINGS},
     )
 
 

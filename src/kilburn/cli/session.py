@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any
 
 import msgspec
-from typer import Argument, Option
+from typer import Argument
 
 from kilburn.backend import SegmentInfo, State, root_name
-from kilburn.cli.access import open_session, reading, session
-from kilburn.cli.screen import count, progress, table
-from kilburn.cli.shell import Db, Json, Tenant, app
+from kilburn.cli.access import StorePlace, open_session, session
+from kilburn.cli.screen import Columns, count, progress, show_records, table
+from kilburn.cli.shell import app
 from kilburn.errors import SpecError, StoreCorrupt
 from kilburn.event import Act
 from kilburn.kernel.ledger import Stats
@@ -131,12 +130,7 @@ def queue_cells(row: dict[str, Any]) -> list[Any]:
 
 
 @app.command()
-def ps(
-    every: Annotated[bool, Option("--all", help="List all forks of a session.")] = False,
-    db: Db = None,
-    tenant: Tenant = None,
-    json: Json = False,
-) -> None:
+def ps(where: StorePlace, every: bool = False) -> None:
     """List the sessions of a store with their pages, tokens, window, hit rate and last use. A second table lists sessions that a
     scheduler serves: the state of the last job, the slice, and how long jobs waited.
 
@@ -145,18 +139,21 @@ def ps(
     Example:
 
         kilburn ps --db agent.db
+
+    Args:
+        every --all: List all forks of a session.
     """
-    with reading(db, tenant) as store:
+    with where.reading() as store:
         infos = store.sessions()
         omitted: Counter[str] = Counter()
-        if not (every or json):
+        if not (every or where.json):
             infos, omitted = newest_forks(infos)
         with progress("reading the ledgers", len(infos)) as report:
             rows = []
             for number, info in enumerate(infos, start=1):
                 rows.append(session_row(store, info))
                 report(number)
-    if json:
+    if where.json:
         emit(rows)
         return
     heads = ("session", "pages", "tokens", "in window", "of", "hit rate", "faults", "folds", "last use")
@@ -173,17 +170,17 @@ def ps(
 
 
 @app.command()
-def stats(name: SessionName, db: Db = None, tenant: Tenant = None, json: Json = False) -> None:
+def stats(where: StorePlace, name: SessionName) -> None:
     """Show the figures of one session, from its ledger.
 
     Example:
 
         kilburn stats session-1 --json
     """
-    with reading(db, tenant) as store:
+    with where.reading() as store:
         opened = session(store, name)
         figures = dict(opened.stats())
-    if json:
+    if where.json:
         emit(figures)
         return
     warnings = figures.pop("warnings")
@@ -193,16 +190,7 @@ def stats(name: SessionName, db: Db = None, tenant: Tenant = None, json: Json = 
 
 
 @app.command()
-def show(
-    name: SessionName,
-    address: Annotated[
-        str | None,
-        Argument(metavar="ADDRESS", help="A page p17, a range p17-p42, or a fold f3; by default all pages.", show_default=False),
-    ] = None,
-    db: Db = None,
-    tenant: Tenant = None,
-    json: Json = False,
-) -> None:
+def show(where: StorePlace, name: SessionName, address: str | None = None) -> None:
     """Show the page table of a session, or all data of some pages, including their text.
 
     Examples:
@@ -210,17 +198,20 @@ def show(
         kilburn show session-1
 
         kilburn show session-1 p17
+
+    Args:
+        address [ADDRESS]: A page p17, a range p17-p42, or a fold f3; by default all pages.
     """
-    with reading(db, tenant) as store:
+    with where.reading() as store:
         opened = session(store, name)
         pages = dict(enumerate(opened.contents.pages()))
         cited = citing(page for page, _ in pages.values())
         if address is None:
             described = [describe(page, state, cited) for page, state in pages.values()]
-            if json:
+            if where.json:
                 emit({"session": name, "pages": described})
             else:
-                _page_table(described)
+                show_records(described, PAGE_COLUMNS, json=False)
             return
         numbers = set(opened.contents.resolve(address))
         chosen = [(page, state) for page, state in pages.values() if page.id in numbers]
@@ -228,11 +219,7 @@ def show(
         described = [describe(page, state, cited) | {"text": opened.contents.text(page.id)} for page, state in chosen]
     if not described:
         raise SpecError(f"{address} names no page of {name!r}", advice="`kilburn show SESSION` lists the addresses")
-    if json:
-        emit({"session": name, "address": address, "pages": described})
-        return
-    for number, row in enumerate(described):
-        tell("\n" * bool(number) + _card(row))
+    where.show({"session": name, "address": address, "pages": described}, "\n\n".join(map(_card, described)))
 
 
 def citing(pages: Any) -> dict[int, list[str]]:
@@ -268,20 +255,18 @@ def describe(page: Page, state: State, cited: dict[int, list[str]]) -> dict[str,
     }
 
 
-def _page_table(rows: list[dict[str, Any]]) -> None:
-    time_now = time.time()
-    heads = ("address", "kind", "role", "tokens", "age", "trust", "at", "", "what")
-    table(
-        heads,
-        (
-            (*(row[key] for key in heads[:4]), age(row["time"], time_now), row["trust"], row["at"], _marks(row), row["label"])
-            for row in rows
-        ),
-    )
-
-
 def _marks(row: dict[str, Any]) -> str:
     return ", ".join((["pinned"] if row["pinned"] else []) + ([f"importance {row['importance']:g}"] if row["importance"] else []))
+
+
+PAGE_COLUMNS: Columns = {
+    **{key: key for key in ("address", "kind", "role", "tokens")},
+    "age": lambda row: age(row["time"]),
+    **{key: key for key in ("trust", "at")},
+    "": _marks,
+    "what": "label",
+}
+"""The columns of the page table."""
 
 
 def _card(row: dict[str, Any]) -> str:

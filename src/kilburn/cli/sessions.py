@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import msgspec
-from typer import Option
 
-from kilburn.cli.access import StorePlace, with_options
+from kilburn.cli.access import StorePlace
 from kilburn.cli.commands import command_group
 from kilburn.cli.forget import confirm
 from kilburn.cli.moments import seconds, when
@@ -15,7 +12,7 @@ from kilburn.cli.screen import count, many, progress
 from kilburn.cli.shell import Yes
 from kilburn.errors import SpecError
 from kilburn.jobs.ending import Expired, TimeToLive, expire, keep_rule, kept_receipts, read_rule
-from kilburn.terminal import emit, line, say, tell
+from kilburn.terminal import line, say
 
 sessions = command_group("sessions")
 
@@ -23,20 +20,8 @@ _OPTIONS = {"archive": "--archive-after", "forget": "--forget-after", "branches"
 
 
 @sessions.command("expire")
-@with_options
 def expire_sessions(
-    older: Annotated[
-        str | None,
-        Option("--older-than", metavar="TIME", help="Select sessions unused for this long: 30d, 12h; by default by the rule."),
-    ] = None,
-    archive: Annotated[bool, Option("--archive", help="Move their texts to the cold place; they stay readable.")] = False,
-    forget: Annotated[
-        bool, Option("--forget", help="Forget them, with their branches and everything derived from them.")
-    ] = False,
-    yes: Yes = False,
-    dry: Annotated[bool, Option("--dry-run", help="Show what would happen, and change nothing.")] = False,
-    *,
-    where: StorePlace,
+    where: StorePlace, older: str | None = None, archive: bool = False, forget: bool = False, yes: Yes = False, dry: bool = False
 ) -> None:
     """Archive or forget the sessions that nobody has used for long. Without --older-than, the tenant's rule applies.
 
@@ -48,9 +33,15 @@ def expire_sessions(
         kilburn sessions expire --older-than 30d --forget --dry-run
 
         kilburn sessions expire --yes
+
+    Args:
+        older --older-than TIME: Select sessions unused for this long: 30d, 12h; by default by the rule.
+        archive: Move their texts to the cold place; they stay readable.
+        forget: Forget them, with their branches and everything derived from them.
+        dry --dry-run: Show what would happen, and change nothing.
     """
     if (older is None) != (not archive and not forget) or (archive and forget):
-        raise SpecError("expire takes --older-than with --archive or --forget, or the rule", advice="give both, or none")
+        raise SpecError("--older-than goes with one of --archive and --forget", advice="give both, or neither to apply the rule")
     # First only read: a session that is opened for writing is counted again, by this program's tokenizer.
     with where.reading() as store:
         rule = read_rule(store.backend)
@@ -69,46 +60,24 @@ def expire_sessions(
             confirm(many(len(due.forgotten), "session"))
         with where.writing() as store, progress("expiring sessions"):
             due = expire(store, rule)
-    _report(due, dry, json=where.json)
+    _report(due, dry, where)
 
 
-def _report(due: Expired, dry: bool, *, json: bool) -> None:
-    if json:
-        emit(msgspec.to_builtins(due) | {"dry": dry})
-        return
-    for name in due.archived:
-        tell(line(f"{'would be archived' if dry else 'archived'}: {name}"))
+def _report(due: Expired, dry: bool, where: StorePlace) -> None:
+    lines = [line(f"{'would be archived' if dry else 'archived'}: {name}") for name in due.archived]
     for name, receipt in zip(due.forgotten, due.receipts, strict=True):
         places = ", ".join(f"{count(number)} {place}" for place, number in receipt.places.items())
-        tell(line(f"{'would go' if dry else 'forgotten'}: all of {name}{f': {places}' if places else ''}"))
-    for name, why in due.kept:
-        say(line(f"stays: {name}: {why}"))
+        lines.append(line(f"{'would go' if dry else 'forgotten'}: all of {name}{f': {places}' if places else ''}"))
     if due.moved.texts:
-        tell(f"to the cold place: {many(due.moved.texts, 'text')}, {many(due.moved.bytes, 'byte')}")
-    if not due.archived and not due.forgotten:
-        tell("nothing is due")
+        lines.append(f"to the cold place: {many(due.moved.texts, 'text')}, {many(due.moved.bytes, 'byte')}")
+    where.show(msgspec.to_builtins(due) | {"dry": dry}, lines or "nothing is due")
+    for name, why in () if where.json else due.kept:
+        say(line(f"stays: {name}: {why}"))
 
 
 @sessions.command("rule")
-@with_options
 def rule(
-    archive: Annotated[
-        str | None, Option("--archive-after", metavar="TIME", help="Archive sessions after this long without use: 30d.")
-    ] = None,
-    forget: Annotated[
-        str | None, Option("--forget-after", metavar="TIME", help="Forget sessions after this long without use: 365d.")
-    ] = None,
-    branches: Annotated[
-        str | None,
-        Option(
-            "--forget-branches-after",
-            metavar="TIME",
-            help="Forget a gateway's branches that nobody continued for this long: 7d.",
-        ),
-    ] = None,
-    never: Annotated[bool, Option("--never", help="Remove the rule, so that sessions never expire.")] = False,
-    *,
-    where: StorePlace,
+    where: StorePlace, archive: str | None = None, forget: str | None = None, branches: str | None = None, never: bool = False
 ) -> None:
     """Show or set the retention rule of this tenant's sessions. `kilburn serve` applies the rule when it is idle, and `kilburn
     sessions expire --yes` applies it at once.
@@ -116,6 +85,12 @@ def rule(
     Example:
 
         kilburn sessions rule --forget-after 365d
+
+    Args:
+        archive --archive-after TIME: Archive sessions after this long without use: 30d.
+        forget --forget-after TIME: Forget sessions after this long without use: 365d.
+        branches --forget-branches-after TIME: Forget a gateway's branches that nobody continued for this long: 7d.
+        never: Remove the rule, so that sessions never expire.
     """
     options = {"archive": archive, "forget": forget, "branches": branches}
     seconds_by_name = {name: seconds(text, _OPTIONS[name]) for name, text in options.items() if text is not None}
@@ -130,21 +105,17 @@ def rule(
             if current is not None and current.archive is not None and "cold" not in store.backend.settings.all():
                 raise SpecError("this tenant has no cold place", advice="name one: `kilburn cold set PLACE`")
             keep_rule(store.backend, current)
-    if where.json:
-        emit(msgspec.to_builtins(current or TimeToLive()))
-        return
     effective = current or TimeToLive()
-    for event, length in (
-        ("archived", effective.archive),
-        ("forgotten", effective.forget),
-        ("lone branches forgotten", effective.branches),
-    ):
-        tell(f"{event}: {'never' if length is None else f'{length / 86_400:g} days after the last use'}")
+    events = {"archived": effective.archive, "forgotten": effective.forget, "lone branches forgotten": effective.branches}
+    lines = (
+        f"{event}: {'never' if length is None else f'{length / 86_400:g} days after the last use'}"
+        for event, length in events.items()
+    )
+    where.show(msgspec.to_builtins(effective), lines)
 
 
 @sessions.command("receipts")
-@with_options
-def receipts(*, where: StorePlace) -> None:
+def receipts(where: StorePlace) -> None:
     """Show the last 200 receipts of sessions that expired by a rule, also when `kilburn worker` or `kilburn serve` applied it.
 
     Sessions have numbers here, because their names are forgotten, too. `kilburn forget` prints its receipt at once.
@@ -155,13 +126,10 @@ def receipts(*, where: StorePlace) -> None:
     """
     with where.reading() as store:
         rows = kept_receipts(store.backend)
-    if where.json:
-        emit([{name: getattr(receipt, name) for name in receipt.__struct_fields__} for receipt in rows])
-        return
+    lines = []
     for receipt in rows:
         places = ", ".join(f"{count(number)} {place}" for place, number in receipt.places.items())
         more = f" with its branches, {many(receipt.segments, 'session')}" if receipt.segments > 1 else ""
         description = f"forgotten{more}{f': {places}' if places else ''}" if receipt.whole else "begun, completion unknown"
-        tell(line(f"{when(receipt.time)}  session {receipt.segment}: {description}"))
-    if not rows:
-        tell("no session has expired by a rule")
+        lines.append(line(f"{when(receipt.time)}  session {receipt.segment}: {description}"))
+    where.show(list(map(msgspec.structs.asdict, rows)), lines or "no session has expired by a rule")

@@ -55,11 +55,9 @@ class Watch:
 
 @app.command()
 def top(
-    single: Annotated[bool, Option("--once", help="Print the screen once, and exit.")] = False,
-    every: Annotated[float, Option(min=0.2, help="Update the screen after this many seconds.")] = 1.0,
-    url: Annotated[
-        str | None, Option(metavar="URL", help="Watch the gateway at this URL; its key is read from $KILBURN_KEY.")
-    ] = None,
+    single: bool = False,
+    every: Annotated[float, Option(min=0.2)] = 1.0,
+    url: str | None = None,
     db: Db = None,
     tenant: Tenant = None,
     json: Json = False,
@@ -75,6 +73,11 @@ def top(
         kilburn top --once
 
         kilburn top --url http://127.0.0.1:8000
+
+    Args:
+        single --once: Print the screen once, and exit.
+        every: Update the screen after this many seconds.
+        url URL: Watch the gateway at this URL; its key is read from $KILBURN_KEY.
     """
     if url is not None:
         _watch(lambda: fetch_sessions(url), traffic, single, every, json)

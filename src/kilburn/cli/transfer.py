@@ -8,42 +8,27 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
 
 from kilburn.backends.sqlite import Sqlite
 from kilburn.budget import Budget
-from kilburn.cli.access import WIDE, embed, existing, reading, session, writing
+from kilburn.cli.access import WIDE, StorePlace, embed, session, writing
 from kilburn.cli.archive import ArchivedSession, Clock, SharedBeginnings, gather, rebuild, write
 from kilburn.cli.screen import Sink, many, progress, sink
-from kilburn.cli.shell import Db, Force, Json, Tenant, app
+from kilburn.cli.shell import Force, app
 from kilburn.errors import SpecError, StoreBusy, StoreCorrupt, StoreReadOnly, WireError
 from kilburn.event import Act
 from kilburn.file import check_target
 from kilburn.opening import Store
-from kilburn.terminal import emit, line, plain, say, tell
+from kilburn.terminal import emit, line, plain, say
 from kilburn.wire.recording import FORMS, MAX_FILE_BYTES, file_stem, read_lines
 
 
 @app.command()
-def export(
-    name: Annotated[
-        str | None, Argument(metavar="SESSION", help="The name of a session; by default all sessions.", show_default=False)
-    ] = None,
-    out: Annotated[
-        Path | None,
-        Option("--out", "-o", metavar="FILE", help="Write to this file, which may end in .gz; by default to standard output."),
-    ] = None,
-    force: Force = False,
-    note: Annotated[
-        bool, Option("--note/--no-note", help="Record the export in the ledger; use --no-note while an agent works.")
-    ] = True,
-    db: Db = None,
-    tenant: Tenant = None,
-    json: Json = False,
-) -> None:
+def export(where: StorePlace, name: str | None = None, out: Path | None = None, force: Force = False, note: bool = True) -> None:
     """Export sessions as JSONL, each message as it was appended; `import` creates the same sessions from it.
 
     The ledger records the export, so that `forget` can name this copy. An agent that has the session open must then reopen it.
@@ -58,10 +43,15 @@ def export(
         kilburn export session-1 --out copy.jsonl
 
         kilburn export --out all.jsonl.gz --json
+
+    Args:
+        name [SESSION]: The name of a session; by default all sessions.
+        out --out -o FILE: Write to this file, which may end in .gz; by default to standard output.
+        note --note/--no-note: Record the export in the ledger; use --no-note while an agent works.
     """
     if out is not None:
         check_target(out, force=force)
-    with reading(db, tenant) as store:
+    with where.reading() as store:
         infos = [info for info in store.sessions() if name in (None, info.name)]
         if name is not None:
             session(store, name)
@@ -88,8 +78,8 @@ def export(
                     report(lines_written)
             infos = [info for info in infos if info not in damaged]
     if note:
-        _note(db, tenant, [info.name for info in infos], plain(str(out.absolute())) if out else "standard output")
-    if out and json:
+        _note(where, [info.name for info in infos], plain(str(out.absolute())) if out else "standard output")
+    if out and where.json:
         emit(
             {
                 "file": str(out),
@@ -120,31 +110,25 @@ def _open_target(out: Path | None, force: bool) -> Iterator[Sink]:
             yield whole
 
 
-def _note(db: str | None, tenant: str | None, names: list[str], where: str) -> None:
+def _note(where: StorePlace, names: list[str], target: str) -> None:
     """Record the export in the ledger of each session."""
     try:
-        with writing(existing(db), tenant) as store:
+        with where.writing() as store:
             for name in names:
                 opened = session(store, name)
                 with opened.edits.batch() as kernel:
-                    kernel.record(Act.NOTE, policy="user", cause="user", export=where, last=opened.window.last)
+                    kernel.record(Act.NOTE, policy="user", cause="user", export=target, last=opened.window.last)
     except (StoreReadOnly, StoreBusy) as error:
         say(f"kilburn: the export is complete, but its note could not be written: {error.what}")
 
 
 @app.command("import")
 def bring(
+    where: StorePlace,
     source: Annotated[Path, Argument(metavar="FILE", help=FORMS[0].upper() + FORMS[1:] + ".", show_default=False)],
-    name: Annotated[
-        str | None, Option("--session", metavar="NAME", help="Give the session this name; by default its own, or the file's.")
-    ] = None,
-    tokenizer: Annotated[str, Option(metavar="NAME", help='Count tokens by "auto", a model\'s name, or "chars/4".')] = "auto",
-    size: Annotated[
-        int, Option("--max-size", metavar="BYTES", min=1, help="Refuse a file with more bytes than this, unpacked.")
-    ] = MAX_FILE_BYTES,
-    db: Db = None,
-    tenant: Tenant = None,
-    json: Json = False,
+    name: str | None = None,
+    tokenizer: str = "auto",
+    size: Annotated[int, Option(min=1)] = MAX_FILE_BYTES,
 ) -> None:
     """Import sessions into a store: the whole file, or nothing of it, even if the program is killed. Other writers of the store
     wait until the import is complete.
@@ -154,6 +138,11 @@ def bring(
     Example:
 
         kilburn import run.jsonl --session light
+
+    Args:
+        name --session NAME: Give the session this name; by default its own, or the file's.
+        tokenizer NAME: Count tokens by "auto", a model's name, or "chars/4".
+        size --max-size BYTES: Refuse a file with more bytes than this, unpacked.
     """
     with progress(f"reading {source.name}"):
         saved = gather(read_lines(source, size), file_stem(source), name)
@@ -162,8 +151,8 @@ def bring(
     with progress("checking the file"):
         _rehearse(saved, tokenizer)
     clock = Clock(time.time())
-    with writing(db or "agent.db", tenant, clock=clock, tokenizer=tokenizer) as store:
-        rows: list[tuple[str, int, int]] = []
+    with writing(where.db or "agent.db", where.tenant, clock=clock, tokenizer=tokenizer) as store:
+        rows: list[dict[str, Any]] = []
         with store.backend.together(), progress("importing", sum(len(item.entries) for item in saved)) as report:
             existing_names = {info.name for info in store.sessions() if info.pages} & {item.name for item in saved}
             if existing_names:
@@ -173,20 +162,12 @@ def bring(
             lines = 0
             for item in saved:
                 stats = rebuild(store, clock, item).stats()
-                rows.append((item.name, stats.pages, stats.tokens_seen))
+                rows.append({"session": item.name, "pages": stats.pages, "tokens": stats.tokens_seen})
                 lines += len(item.entries)
                 report(lines)
         embed(store)
-    if json:
-        emit(
-            {
-                "source": str(source),
-                "sessions": [{"session": session_name, "pages": pages, "tokens": tokens} for session_name, pages, tokens in rows],
-            }
-        )
-        return
-    for session_name, pages, tokens in rows:
-        tell(f"{line(session_name)}: {many(pages, 'page')}, {many(tokens, 'token')}")
+    texts = (f"{line(row['session'])}: {many(row['pages'], 'page')}, {many(row['tokens'], 'token')}" for row in rows)
+    where.show({"source": str(source), "sessions": rows}, texts)
 
 
 def _rehearse(saved: list[ArchivedSession], tokenizer: str) -> None:

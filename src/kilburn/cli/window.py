@@ -16,7 +16,7 @@ from typer import Argument, Option
 from kilburn.agents import by_hand
 from kilburn.agents.compaction import compact as compact_session
 from kilburn.backends.places import open_backend
-from kilburn.cli.access import StorePlace, existing, session, with_options
+from kilburn.cli.access import StorePlace, existing, session
 from kilburn.cli.commands import command_group
 from kilburn.cli.model_loading import closing_model, load_model
 from kilburn.cli.screen import address_list, count, many, table
@@ -34,18 +34,12 @@ Address = Annotated[str, Argument(metavar="ADDRESS", help="A page p17, a range p
 
 
 @window.command("preview")
-@with_options
 def preview(
-    name: SessionName,
-    tokens: Annotated[int, Option(min=0, help="Show what would be evicted if a message of this many tokens came.")] = 0,
-    size: Annotated[
-        int | None, Option("--window", min=1, help="Assume a window of this many tokens; by default that of the last prompt.")
-    ] = None,
-    policy: Annotated[
-        str | None, Option(help="Let this policy choose; by default the policy of the last compaction, or hybrid.")
-    ] = None,
-    *,
     where: StorePlace,
+    name: SessionName,
+    tokens: Annotated[int, Option(min=0)] = 0,
+    size: Annotated[int | None, Option(min=1)] = None,
+    policy: str | None = None,
 ) -> None:
     """Show which pages would leave the window now, and how many tokens a provider would then process again. Nothing changes, and
     no model is asked.
@@ -55,6 +49,11 @@ def preview(
         kilburn window preview session-1 --tokens 2000
 
         kilburn window preview session-1 --tokens 2000 --policy summarize --json
+
+    Args:
+        tokens: Show what would be evicted if a message of this many tokens came.
+        size --window: Assume a window of this many tokens; by default that of the last prompt.
+        policy: Let this policy choose; by default the policy of the last compaction, or hybrid.
     """
     with closing(open_backend(existing(where.db), tenant=where.tenant or "default", readonly=True)) as backend:
         result, policy, window = by_hand.preview(backend, name, tokens, window=size, policy=policy)
@@ -75,13 +74,11 @@ def preview(
 
 
 @window.command("diff")
-@with_options
 def diff(
-    name: SessionName,
-    turn: Annotated[int, Argument(metavar="TURN", min=0, help="The earlier prompt, by the number of its last message.")],
-    until: Annotated[int | None, Argument(metavar="TURN", min=0, help="The later prompt; by default the current one.")] = None,
-    *,
     where: StorePlace,
+    name: SessionName,
+    turn: Annotated[int, Argument(min=0)],
+    until: Annotated[int | None, Argument(min=0)] = None,
 ) -> None:
     """Compare two prompts of a session. Lists the pages that left and came, and the size of the common beginning.
 
@@ -90,30 +87,21 @@ def diff(
         kilburn window diff session-1 3
 
         kilburn window diff session-1 3 5 --json
+
+    Args:
+        turn TURN: The earlier prompt, by the number of its last message.
+        until [TURN]: The later prompt; by default the current one.
     """
     with where.reading() as store:
         difference = session(store, name).ledger.difference(turn, until)
-    if where.json:
-        emit({"session": name, "turn": turn, "until": until} | msgspec.to_builtins(difference))
-        return
     groups = {"left": difference.left, "came": difference.came, "shown by a line or whole": difference.changed}
-    for title, addresses in groups.items():
-        if addresses:
-            tell(line(f"{title}: {address_list(addresses)}"))
-    tell(f"{count(difference.before)} tokens, then {count(difference.after)}; the first {count(difference.kept)} are the same")
+    lines = [line(f"{title}: {address_list(addresses)}") for title, addresses in groups.items() if addresses]
+    sizes = f"{count(difference.before)} tokens, then {count(difference.after)}; the first {count(difference.kept)} are the same"
+    where.show({"session": name, "turn": turn, "until": until} | msgspec.to_builtins(difference), [*lines, sizes])
 
 
 @window.command("shipped")
-@with_options
-def shipped(
-    request: Annotated[
-        str,
-        Argument(metavar="REQUEST", help="The id of a request, given by its client, the gateway or a trace.", show_default=False),
-    ],
-    name: Annotated[str | None, Option("--session", metavar="SESSION", help="Search only this session, which is faster.")] = None,
-    *,
-    where: StorePlace,
-) -> None:
+def shipped(where: StorePlace, request: str, name: str | None = None) -> None:
     """Show the prompts that were made for a request, and their pages.
 
     The gateway stores three ids with each prompt: its own (the header x-kilburn-request of the reply), the client's
@@ -124,6 +112,10 @@ def shipped(
         kilburn window shipped 61b2aea13ff33eef
 
         kilburn window shipped 61b2aea13ff33eef --session session-1 --json
+
+    Args:
+        request REQUEST: The id of a request, given by its client, the gateway or a trace.
+        name --session SESSION: Search only this session, which is faster.
     """
     with where.reading() as store:
         if name is not None:
@@ -150,16 +142,7 @@ def shipped(
 
 
 @window.command("undo")
-@with_options
-def undo(
-    name: SessionName,
-    size: Annotated[
-        int | None,
-        Option("--window", min=1, help="Let the prompt take this many tokens; by default the room that the last prompt had."),
-    ] = None,
-    *,
-    where: StorePlace,
-) -> None:
+def undo(where: StorePlace, name: SessionName, size: Annotated[int | None, Option(min=1)] = None) -> None:
     """Undo the newest compaction, or eviction by hand: its pages return exactly, and its summary leaves. Repeat it to undo the
     one before.
 
@@ -171,23 +154,20 @@ def undo(
         kilburn window undo session-1
 
         kilburn window undo session-1 --window 16000 --json
+
+    Args:
+        size --window: Let the prompt take this many tokens; by default the room that the last prompt had.
     """
     _change(name, where, "undo", tokens=size)
 
 
 @window.command("compact")
-@with_options
 def compact(
-    name: SessionName,
-    address: Annotated[
-        str | None, Argument(metavar="RANGE", help="Compact only these pages, such as p3-p20.", show_default=False)
-    ] = None,
-    model: Annotated[
-        str | None, Option(help="Let this model write the summary; by default, the most telling lines are quoted.")
-    ] = None,
-    keep: Annotated[int, Option(min=1, help="Keep this many of the newest messages as they are.")] = 2,
-    *,
     where: StorePlace,
+    name: SessionName,
+    address: str | None = None,
+    model: str | None = None,
+    keep: Annotated[int, Option(min=1)] = 2,
 ) -> None:
     """Replace the older messages, or a range, by one summary. Nothing is lost, and `undo` brings the pages back.
 
@@ -196,6 +176,11 @@ def compact(
         kilburn window compact session-1
 
         kilburn window compact session-1 p1-p4 --json
+
+    Args:
+        address [RANGE]: Compact only these pages, such as p3-p20.
+        model: Let this model write the summary; by default, the most telling lines are quoted.
+        keep: Keep this many of the newest messages as they are.
     """
     existing(where.db)
     writer = load_model(model) if model else None
@@ -203,18 +188,16 @@ def compact(
         opened = session(store, name)
         compaction = compact_session(opened, writer, keep=keep, pages=address)
         use = opened.prompts.use
-    if where.json:
-        emit({"session": name, "use": use} | msgspec.to_builtins(compaction))
-    elif compaction.outcome is Outcome.DONE:
+    if compaction.outcome is Outcome.DONE:
         freed = f"{count(compaction.freed)} tokens freed, {count(use)} in the window"
-        tell(line(f"{compaction.address} stands for the evicted pages: {freed}"))
+        text = f"{compaction.address} stands for the evicted pages: {freed}"
     else:
-        tell(line(f"nothing changed: {compaction.outcome}{f', {compaction.why}' if compaction.why else ''}"))
+        text = f"nothing changed: {compaction.outcome}{f', {compaction.why}' if compaction.why else ''}"
+    where.show({"session": name, "use": use} | msgspec.to_builtins(compaction), line(text))
 
 
 @window.command("evict")
-@with_options
-def evict(name: SessionName, address: Address, why: Why = "", *, where: StorePlace) -> None:
+def evict(where: StorePlace, name: SessionName, address: Address, why: Why = "") -> None:
     """Evict pages from the window, together with their calls and results. Their text can be recalled by its address.
 
     Examples:
@@ -227,8 +210,7 @@ def evict(name: SessionName, address: Address, why: Why = "", *, where: StorePla
 
 
 @window.command("pin")
-@with_options
-def pin(name: SessionName, address: Address, *, where: StorePlace) -> None:
+def pin(where: StorePlace, name: SessionName, address: Address) -> None:
     """Pin pages. They return to the window, and no policy evicts them until they are unpinned.
 
     Examples:
@@ -241,8 +223,7 @@ def pin(name: SessionName, address: Address, *, where: StorePlace) -> None:
 
 
 @window.command("unpin")
-@with_options
-def unpin(name: SessionName, address: Address, *, where: StorePlace) -> None:
+def unpin(where: StorePlace, name: SessionName, address: Address) -> None:
     """Unpin pages, so that a policy can evict them again.
 
     Examples:
@@ -258,9 +239,6 @@ def _change(name: str, where: StorePlace, verb: str, address: str = "", **option
     """Change a window by hand, and print what was moved."""
     with where.writing() as store:
         change = by_hand.change(session(store, name), verb, address, **options)
-    if where.json:
-        emit(change.figures())
-        return
     by = f", by {change.receipt.policy} at turn {change.receipt.turn}" if change.receipt is not None else ""
     window = f"{count(change.use)} tokens in the window of {shlex.quote(change.session)}"
-    tell(line(f"{PAST_TENSE[verb]}{by}: {address_list(change.pages)}; {window}"))
+    where.show(change.figures(), line(f"{PAST_TENSE[verb]}{by}: {address_list(change.pages)}; {window}"))

@@ -11,18 +11,18 @@ from typing import Annotated
 
 import msgspec
 import typer
-from typer import Argument, Option
+from typer import Option
 
-from kilburn.cli.access import Options, existing, reading, with_options, writing
+from kilburn.cli.access import Options, existing, reading, writing
 from kilburn.cli.memories import secrets_mode
 from kilburn.cli.model_loading import closing_model, open_model
 from kilburn.cli.moments import seconds
-from kilburn.cli.screen import many, table
+from kilburn.cli.screen import Columns, many, show, show_records
 from kilburn.cli.shell import Json, app
 from kilburn.errors import SpecError
 from kilburn.jobs.claims import FAILED, try_again
 from kilburn.jobs.worker import Did, JobKind, Ways, Worker, standing
-from kilburn.terminal import emit, line, say, spelled, tell
+from kilburn.terminal import line, say, spelled, tell
 
 MIN_PAUSE = 0.5
 """Seconds before the next search for jobs; the pause doubles each time that there are none."""
@@ -38,55 +38,44 @@ RESULTS = {
 
 
 class WorkerOptions(Options, frozen=True, kw_only=True):
-    """The arguments and options of `worker`."""
+    """The arguments and options of `worker`.
 
-    place: Annotated[
-        str | None, Argument(metavar="STORE", help="The file or URL of the store; by default that of --db.", show_default=False)
-    ] = None
-    single: Annotated[bool, Option("--once", help="Run the jobs that are due now, and exit.")] = False
-    kinds: Annotated[
-        str | None, Option("--kinds", metavar="KIND,...", help="Run only these jobs: erase, expire, learn, embed, cool.")
-    ] = None
-    learn: Annotated[
-        list[str] | None,
-        Option(
-            "--learn",
-            metavar="SPEC",
-            help="Learn from every session with this memory policy; may be repeated. By default, plain learns from the sessions "
-            "whose gateway or key has learning enabled.",
-        ),
-    ] = None
-    model: Annotated[str | None, Option("--model", metavar="SPEC", help="Let this model answer the policies.")] = None
-    turns: Annotated[int, Option("--turns", min=1, help="Learn after this many messages of the user.")] = 1
-    idle: Annotated[str, Option("--idle", metavar="TIME", help="Learn after this long without a message, too: 60s, 5min.")] = (
-        "60s"
-    )
-    embedder: Annotated[str, Option("--embedder", metavar="SPEC", help="Embed with this embedder; auto: that of the store.")] = (
-        "auto"
-    )
-    cold: Annotated[
-        str | None,
-        Option("--cold-after", metavar="TIME", help="Move texts to the cold place that nobody has read for this long: 30d."),
-    ] = None
-    poll: Annotated[float, Option("--poll", min=0.01, metavar="SECONDS", help="Search for jobs at least once in this time.")] = (
-        10.0
-    )
-    status: Annotated[bool, Option("--status", help="Show running and failed jobs, and exit.")] = False
-    retry: Annotated[
-        bool, Option("--retry", help="Release failed jobs for another attempt, and exit; with --once, run them first.")
-    ] = False
-    tenants: Annotated[
-        list[str] | None,
-        Option(
-            "--tenant", metavar="NAME", help="Work for this tenant; may be repeated. By default $KILBURN_TENANT, then default."
-        ),
-    ] = None
-    db: Annotated[str | None, Option("--db", metavar="FILE", help="The store; by default $KILBURN_DB, then agent.db.")] = None
+    Args:
+        place [STORE]: The file or URL of the store; by default that of --db.
+        single --once: Run the jobs that are due now, and exit.
+        kinds KIND,...: Run only these jobs: erase, expire, learn, embed, cool.
+        learn SPEC: Learn from every session with this memory policy; may be repeated. By default, plain learns from the sessions
+            whose gateway or key has learning enabled.
+        model SPEC: Let this model answer the policies.
+        turns: Learn after this many messages of the user.
+        idle TIME: Learn after this long without a message, too: 60s, 5min.
+        embedder SPEC: Embed with this embedder; auto: that of the store.
+        cold --cold-after TIME: Move texts to the cold place that nobody has read for this long: 30d.
+        poll SECONDS: Search for jobs at least once in this time.
+        status: Show running and failed jobs, and exit.
+        retry: Release failed jobs for another attempt, and exit; with --once, run them first.
+        tenants --tenant NAME: Work for this tenant; may be repeated. By default $KILBURN_TENANT, then default.
+        db FILE: The store; by default $KILBURN_DB, then agent.db.
+    """
+
+    place: str | None = None
+    single: bool = False
+    kinds: str | None = None
+    learn: list[str] | None = None
+    model: str | None = None
+    turns: Annotated[int, Option(min=1)] = 1
+    idle: str = "60s"
+    embedder: str = "auto"
+    cold: str | None = None
+    poll: Annotated[float, Option(min=0.01)] = 10.0
+    status: bool = False
+    retry: bool = False
+    tenants: list[str] | None = None
+    db: str | None = None
     json: Json = False
 
 
 @app.command()
-@with_options
 def worker(ctx: typer.Context, options: WorkerOptions) -> None:
     """Run background jobs: finish erasing, expire sessions by their rule, learn, embed. Any number of workers may run.
 
@@ -204,13 +193,10 @@ def _show(where: str, tenants: Sequence[str], *, json: bool) -> None:
         with reading(where, tenant) as store:
             rows += [msgspec.to_builtins(job) | {"tenant": tenant} for job in standing(store)]
     failed = sum(row["state"] == "failed" for row in rows)
-    if json:
-        emit(rows)
-    else:
-        heads = ("tenant", "kind", "session", "state", "tries", "for", "error")
-        if rows:
-            cells = ("tenant", "kind", "session", "state", "tries")
-            table(heads, ((*(row[key] for key in cells), f"{row['seconds']:.0f} s", row["error"]) for row in rows))
+    columns: Columns = {key: key for key in ("tenant", "kind", "session", "state", "tries")}
+    if rows or json:
+        show_records(rows, {**columns, "for": lambda row: f"{row['seconds']:.0f} s", "error": "error"}, json=json)
+    if not json:
         tell(f"{many(len(rows), 'job')} running or pausing, {failed} failed {FAILED} times or more")
     if failed:
         raise typer.Exit(1)
@@ -221,7 +207,4 @@ def _retry(where: str, tenants: Sequence[str], *, json: bool) -> None:
     for tenant in tenants:
         with writing(where, tenant) as store:
             count += try_again(store.backend)
-    if json:
-        emit({"retried": count})
-    else:
-        tell(f"{many(count, 'job')} released for another attempt")
+    show({"retried": count}, f"{many(count, 'job')} released for another attempt", json=json)

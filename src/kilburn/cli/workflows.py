@@ -9,15 +9,15 @@ import typer
 from typer import Option
 
 from kilburn.backend import SegmentKind
-from kilburn.cli.access import StorePlace, embed, with_agent_counter, with_options
+from kilburn.cli.access import StorePlace, embed, with_agent_counter
 from kilburn.cli.commands import command_group
 from kilburn.cli.model_loading import closing_model, open_model
-from kilburn.cli.screen import count, many, progress, table
+from kilburn.cli.screen import count, progress
 from kilburn.cli.session import SessionName
 from kilburn.errors import SpecError
 from kilburn.memory.workflows import Workflows
 from kilburn.message import Trust
-from kilburn.terminal import emit, line, say, tell
+from kilburn.terminal import line, say
 
 workflows = command_group("workflows")
 
@@ -25,59 +25,44 @@ Owner = Annotated[str | None, Option("--user", metavar="NAME", help="Use the not
 
 
 @workflows.command("list")
-@with_options
-def list_workflows(
-    user: Annotated[str, Option(metavar="NAME", help="List the workflows of this user; by default those of all users.")] = "",
-    *,
-    where: StorePlace,
-) -> None:
+def list_workflows(where: StorePlace, user: str = "") -> None:
     """List the workflows in force, with their numbers of successes and failures. They are notes: see `kilburn notes read`.
 
     Example:
 
         kilburn workflows list --user ana
+
+    Args:
+        user NAME: List the workflows of this user; by default those of all users.
     """
     with where.reading() as store:
         exists = any(info.info.kind is SegmentKind.NOTES and info.info.user == user for info in store.collections())
         records = Workflows(store, user).list() if exists else []
-        heads = ("note", "won", "lost", "steps", "trust", "goal")
         rows = [
-            (
-                record.note.name,
-                record.won,
-                record.lost,
-                len(record.workflow.steps),
-                Trust(record.note.trust).name.lower(),
-                record.workflow.goal,
-            )
+            {
+                "note": record.note.name,
+                "won": record.won,
+                "lost": record.lost,
+                "steps": len(record.workflow.steps),
+                "trust": Trust(record.note.trust).name.lower(),
+                "goal": record.workflow.goal,
+            }
             for record in records
         ]
-    if where.json:
-        emit([dict(zip(heads, row, strict=True)) for row in rows])
-        return
-    table(heads, rows)
-    tell(many(len(rows), "workflow"))
-    if not rows:
+    where.show_records(rows, {key: key for key in ("note", "won", "lost", "steps", "trust", "goal")}, "workflow")
+    if not rows and not where.json:
         say("`kilburn workflows learn SESSION` learns a workflow from each success")
 
 
 @workflows.command("learn")
-@with_options
 def learn(
-    name: SessionName,
-    succeeded: Annotated[
-        bool | None, Option("--succeeded/--failed", help="Judge the tasks of the session; by default, the model judges.")
-    ] = None,
-    model: Annotated[
-        str | None, Option(metavar="SPEC", help="Let this model judge, and choose the steps with --induce model.")
-    ] = None,
-    induce: Annotated[str, Option(metavar="NAME", help="Extract the steps of a success by a rule, or by the model.")] = "rule",
-    user: Owner = None,
-    anew: Annotated[
-        bool, Option("--anew", help="Process all tasks of the session again, for example after pages were forgotten.")
-    ] = False,
-    *,
     where: StorePlace,
+    name: SessionName,
+    succeeded: bool | None = None,
+    model: str | None = None,
+    induce: str = "rule",
+    user: Owner = None,
+    anew: bool = False,
 ) -> None:
     """Learn workflows from the new tasks of a session: count the results of workflows that were shown, and extract new ones.
 
@@ -86,6 +71,12 @@ def learn(
         kilburn workflows learn session-1 --succeeded
 
         kilburn workflows learn session-1 --failed --user ana
+
+    Args:
+        succeeded --succeeded/--failed: Judge the tasks of the session; by default, the model judges.
+        model SPEC: Let this model judge, and choose the steps with --induce model.
+        induce NAME: Extract the steps of a success by a rule, or by the model.
+        anew: Process all tasks of the session again, for example after pages were forgotten.
     """
     if induce not in ("rule", "model"):
         raise SpecError(f"--induce {induce}"[:80], advice="give rule or model")
@@ -99,16 +90,12 @@ def learn(
             judge = None if succeeded is None else lambda _: succeeded
             result = flows.learn(session, judge, model=speaker, induce="model" if induce == "model" else "rule", anew=anew)
         embed(opened)
-    if where.json:
-        emit(msgspec.structs.asdict(result) | {"session": name})
-    else:
-        for note in result.learned:
-            tell(line(f"learned: {note}"))
-        for note in result.retired:
-            tell(line(f"retired, because it lost too often: {note}"))
-        tell(f"{count(result.won)} won, {count(result.lost)} lost, {count(result.known)} known already")
-        if not (result.won or result.lost or result.failed):
-            say(line(f"no task of {name} is new: a task counts once, when it is over, if a tool was called for it"))
+    lines = [line(f"learned: {note}") for note in result.learned]
+    lines += [line(f"retired, because it lost too often: {note}") for note in result.retired]
+    lines.append(f"{count(result.won)} won, {count(result.lost)} lost, {count(result.known)} known already")
+    where.show(msgspec.structs.asdict(result) | {"session": name}, lines)
+    if not (result.won or result.lost or result.failed or where.json):
+        say(line(f"no task of {name} is new: a task counts once, when it is over, if a tool was called for it"))
     if result.failed:
         say(line(f"kilburn: not all was judged: {result.failed}; run it again"))
         raise typer.Exit(1)

@@ -268,7 +268,7 @@ class Collection(Segment):
             numbers = self._resolve(address)
             rows = self.backend.read((self.number, page) for page in numbers)
             if strange := [page for (_, page), (_, state) in rows.items() if state.at is not Place.PROPOSED]:
-                raise KernelError(f"{address_of(strange[0])} is not proposed", advice="see `pages(proposed=True)`")
+                raise KernelError(f"{address_of(strange[0])} is not proposed", advice="see `kilburn memories list --proposed`")
             sources = self.backend.read({(self.number, source) for page, _ in rows.values() for source in page.sources})
             numbers += [page.id for page, state in sources.values() if state.at is Place.PROPOSED]
             moves = [move for event in self.backend.events(self.number) for move in held_of(event) if move.by in numbers]

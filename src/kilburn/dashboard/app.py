@@ -192,7 +192,8 @@ class _Dashboard:
     def __init__(
         self, backend: Backend, reading: LedgerReader, every: float, ending: Callable[[], bool], rest: Callable[[], float]
     ) -> None:
-        self._store, self._reading = StoreName(backend), reading
+        self._store = {"path": str(getattr(backend, "path", "")) or "store", "tenant": backend.tenant}
+        self._reading = reading
         self._every, self._ending, self._rest = every, ending, rest
         self._looks: dict[str, Any] = {}
         self._watchers = 0
@@ -316,11 +317,3 @@ async def read_body(request: Request) -> bytes | None:
     except (TimeoutError, ClientDisconnect):
         return None
     return bytes(body)
-
-
-class StoreName:
-    """The path and the tenant of a store, as pages show them."""
-
-    def __init__(self, backend: Backend) -> None:
-        self.path = str(getattr(backend, "path", "")) or "store"
-        self.tenant = backend.tenant

@@ -17,11 +17,13 @@ from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
+import msgspec
+
 from kilburn.dashboard.app import HEADERS, MAX_QUERY_BYTES, build, own_file, read_body
 from kilburn.dashboard.changes import Visit, fresh_word, is_of_this_visit, is_ours, parse_form
 from kilburn.dashboard.look import environment, rendered
 from kilburn.dashboard.screens import SCREENS
-from kilburn.dashboard.signing import Reception, SignIn, SignIns, cookie, words_in
+from kilburn.dashboard.signing import SignIn, SignIns, cookie, words_in
 from kilburn.errors import KilburnError, MissingExtra, SpecError
 from kilburn.gateway.access import PEOPLE, App, Receive, Send, by_name, check_local
 from kilburn.gateway.app import Behind
@@ -102,7 +104,7 @@ class BehindKeys:
     Args:
         behind: the gateway's keys, sessions and origins.
         ending: returns whether the server shuts down.
-        sign: asks the parent of several worker processes who is signed in (see `Reception`); None if this process knows.
+        sign: asks the parent of several worker processes who is signed in (see `SignIns.answer`); None if this process knows.
         word: the token of forms if nobody signs in.
     """
 
@@ -114,7 +116,7 @@ class BehindKeys:
         word: str = "",
     ) -> None:
         self._behind, self._ending = behind, ending
-        self._reception = None if behind.keys is None else Reception(sign or SignIns(behind.keys).answer)
+        self._ask = None if behind.keys is None else sign or SignIns(behind.keys).answer
         self._word = word or fresh_word()
         self._views: OrderedDict[tuple[str, bool, str], _View] = OrderedDict()
         self._turn, self._lock = asyncio.Semaphore(1), threading.Lock()
@@ -128,7 +130,7 @@ class BehindKeys:
         headers = by_name(scope["headers"])
         if path.startswith("/own/"):
             return await self._reply(own_file(path.removeprefix("/own/")), scope, receive, send)
-        if self._reception is None:
+        if self._ask is None:
             check_local(scope)
             return await self._screen(scope, path, self._behind.anonymous, self._word, receive, send)
         request = Request(scope, receive)
@@ -155,9 +157,14 @@ class BehindKeys:
         await response(scope, receive, send)
 
     async def _find(self, words: list[str], *, look: bool = True) -> SignIn | None:
-        assert self._reception is not None
+        result = await self._call("find", words, look)
+        return result if isinstance(result, SignIn) else msgspec.convert(result, SignIn | None)
+
+    async def _call(self, verb: str, *arguments: Any) -> Any:
+        """Call a method of the sign-ins, in this process or in the parent of several workers."""
+        assert self._ask is not None
         try:
-            return await self._reception.find(words, uses=look)
+            return await self._ask(verb, arguments)
         except (SpecError, OSError) as error:
             raise Problem(503, "keys_unreadable", "the gateway cannot read its keys, and lets nobody in") from error
 
@@ -174,7 +181,6 @@ class BehindKeys:
         return HTMLResponse(rendered(self._look, "sign_in.html", context), status)
 
     async def _sign_in(self, request: Request, headers: dict[bytes, list[bytes]]) -> Response:
-        assert self._reception is not None
         if request.method in ("GET", "HEAD"):
             return self._page("/")
         if request.method != "POST":
@@ -182,7 +188,7 @@ class BehindKeys:
         if not is_ours(headers, self._behind.origins):
             return PlainTextResponse("sign in from the page of this dashboard\n", 403)
         address = (request.scope.get("client") or ("",))[0]
-        if wait := await self._reception.wait(address):
+        if wait := await self._call("wait", address):
             slow = self._page("/", f"Too many wrong keys. Try again in {round(wait) + 1} seconds.", status=429)
             slow.headers["retry-after"] = str(round(wait) + 1)
             return slow
@@ -190,17 +196,12 @@ class BehindKeys:
             raise Problem(503, "overloaded", "too many people sign in at the same time", retry_after=5)
         self._signing_in += 1
         try:
-            form = parse_form(await read_body(request) or b"")
-        except SpecError:
-            form = {}
+            form = await _read_form(request)
         finally:
             self._signing_in -= 1
         path, _, query = form.get("to", "").partition("?")
         to = _place(path, query)
-        try:
-            word = await self._reception.enter(form.get("key", ""), address)
-        except (SpecError, OSError) as error:
-            raise Problem(503, "keys_unreadable", "the gateway cannot read its keys, and lets nobody in") from error
+        word = await self._call("enter", form.get("key", ""), address)
         if word is None:
             return self._page(to, "This key is unknown here, was revoked, or opens no session.", status=401)
         reply = RedirectResponse(PEOPLE + to, 303)
@@ -208,16 +209,11 @@ class BehindKeys:
         return reply
 
     async def _sign_out(self, request: Request, headers: dict[bytes, list[bytes]], visitor: SignIn, words: list[str]) -> Response:
-        assert self._reception is not None
         if request.method != "POST" or not is_ours(headers, self._behind.origins):
             return PlainTextResponse("sign out with the button on a page of this dashboard\n", 403)
-        try:
-            form = parse_form(await read_body(request) or b"")
-        except SpecError:
-            form = {}
-        if not is_of_this_visit(form, Visit(visitor.word)):
+        if not is_of_this_visit(await _read_form(request), Visit(visitor.word)):
             return PlainTextResponse("this form is of an earlier visit; go back, and load the page again\n", 403)
-        await self._reception.leave(words)
+        await self._call("leave", words)
         reply = RedirectResponse(f"{PEOPLE}{SIGN_IN}", 303)
         for secure in (False, True):
             reply.headers.append("set-cookie", cookie("", PEOPLE, secure=secure))
@@ -289,6 +285,14 @@ class BehindKeys:
             self._live_screens -= 1
 
 
+async def _read_form(request: Request) -> dict[str, str]:
+    """Return the fields of a form; none if the body is not a form."""
+    try:
+        return parse_form(await read_body(request) or b"")
+    except SpecError:
+        return {}
+
+
 def _replay(body: bytes, receive: Receive) -> Receive:
     """Return a `receive` that yields a body which was read already, and then calls the original."""
     pending = [{"type": "http.request", "body": body, "more_body": False}]
@@ -318,9 +322,7 @@ def shared_sign_ins(keys: str | None) -> SignIns | None:
 
 
 def mounted(
-    ending: Callable[[], bool] = lambda: False,
-    sign: Callable[[str, Sequence[Any]], Awaitable[Any]] | None = None,
-    word: str = "",
+    ending: Callable[[], bool] = lambda: False, sign: Callable[[str, Sequence[Any]], Awaitable[Any]] | None = None, word: str = ""
 ) -> Callable[[Behind], App]:
     """Return the function with which a gateway creates its dashboard. See `BehindKeys` for the arguments."""
     return lambda behind: BehindKeys(behind, ending, sign, word)

@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 
 from kilburn.backend import SegmentInfo
-from kilburn.dashboard.reading import LedgerReader, Listed
-from kilburn.errors import Forgotten, UnknownAddress
+from kilburn.dashboard.reading import LedgerReader, Listed, read_text
+from kilburn.errors import UnknownAddress
 from kilburn.event import Act, Event
 from kilburn.kernel.branches import Fork, branches_in
 from kilburn.kernel.session import Session
 from kilburn.kernel.session_branches import is_return
 from kilburn.message import Kind, Role
-from kilburn.page import Page, Place, address_of, parse_address
+from kilburn.page import Page, address_of, parse_address
 
 MAX_NOTES = 4_000
 """Newest notes that are read of one session."""
@@ -227,7 +227,7 @@ def read_calls(reading: LedgerReader, session: Session, cell: str, begin: int, l
         "code": code,
         "text": read_code(session, code, letters * 4),
         "output": output,
-        "printed": _text(session, output, letters * 4) if output is not None and output.role is not Role.ASSISTANT else None,
+        "printed": read_text(session, output, letters * 4) if output is not None and output.role is not Role.ASSISTANT else None,
         "calls": list(_calls(reading, names, keys[begin : begin + limit], letters)),
         "found": len(keys),
     }
@@ -250,9 +250,9 @@ def _calls(
         yield MadeCall(
             branch=info.name,
             prompt=prompt,
-            question=_text(branch, prompt, letters),
+            question=read_text(branch, prompt, letters),
             reply=reply,
-            answer=_text(branch, reply, letters) if reply is not None else ("", 0),
+            answer=read_text(branch, reply, letters) if reply is not None else ("", 0),
             why="" if reply is not None else why[number].get(page, "it failed"),
         )
 
@@ -266,20 +266,10 @@ _decoder = msgspec.json.Decoder(_Code)
 
 def read_code(session: Session, page: Page, limit: int) -> tuple[str, int]:
     """Return the beginning of a cell's code, or of another page's text, and the number of characters left out."""
-    text, more = _text(session, page, limit)
+    text, more = read_text(session, page, limit)
     if page.kind is Kind.CALL and not more:
         try:
             return _decoder.decode(text).code, 0
         except (msgspec.ValidationError, msgspec.DecodeError):
             pass
     return text, more
-
-
-def _text(session: Session, page: Page, limit: int) -> tuple[str, int]:
-    if session.window.at(page.id) is Place.DROPPED:
-        return "", -1
-    try:
-        text = session.contents.text(page.id)
-    except Forgotten:
-        return "", -1
-    return text[:limit], max(0, len(text) - limit)

@@ -15,11 +15,7 @@ from kilburn.event import Act, Event
 from kilburn.kernel.session import Session
 from kilburn.page import Place
 
-DEEDS = {
-    "edit": "edited in place",
-    "prefill": "computed again from the first difference",
-    "": "left the device to make room",
-}
+DEEDS = {"edit": "edited in place", "prefill": "computed again from the first difference", "": "left the device to make room"}
 """Descriptions of what happened to keys and values, by the ledger's `how`."""
 
 MAX_EVENTS = 5_000

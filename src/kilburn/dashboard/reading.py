@@ -16,7 +16,7 @@ from kilburn.backend import Backend, SegmentInfo
 from kilburn.budget import Budget
 from kilburn.dashboard.marks import Marks, TooFar, weight
 from kilburn.effect import Outcome
-from kilburn.errors import KilburnError, SpecError
+from kilburn.errors import Forgotten, KilburnError, SpecError
 from kilburn.event import Act, Event
 from kilburn.kernel.checkpoint import figures_of
 from kilburn.kernel.consultation import FAILURES, Breaker
@@ -26,6 +26,7 @@ from kilburn.kernel.replay import SENSELESS, steps
 from kilburn.kernel.session import Session
 from kilburn.kernel.window import WindowState
 from kilburn.opening import Store
+from kilburn.page import Page
 
 WIDE = 1 << 40
 """Tokens of a window from which nothing has to be evicted."""
@@ -84,10 +85,7 @@ class LedgerReader:
     """
 
     def __init__(
-        self,
-        backend: Backend,
-        effort: int = EFFORT,
-        budget: Callable[[str], Budget | None] = lambda name: None,
+        self, backend: Backend, effort: int = EFFORT, budget: Callable[[str], Budget | None] = lambda name: None
     ) -> None:
         self.backend, self._effort, self.budget = backend, effort, budget
         self._lock = threading.Lock()
@@ -270,6 +268,15 @@ class LedgerReader:
         if owner != session.number and fork is not None:
             events = [*(event for event in self.backend.naming(owner, pages) if event.number <= fork.at), *events]
         return [event for event in events if page in event.pages or event.data.get("fold") == page]
+
+
+def read_text(session: Session, page: Page, limit: int, begin: int = 0) -> tuple[str, int]:
+    """Return a part of a page's text, and the number of characters after it; -1 if the page was forgotten."""
+    try:
+        text = session.contents.text(page.id)
+    except Forgotten:
+        return "", -1
+    return text[begin : begin + limit], max(0, len(text) - begin - limit)
 
 
 def find_alarms(info: SegmentInfo, stats: Stats | None, rests: str = "") -> Iterator[str]:

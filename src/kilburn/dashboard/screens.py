@@ -19,9 +19,9 @@ from kilburn.dashboard.kv import cache_changes, cache_summary, removed_files
 from kilburn.dashboard.leaving import HANDLE, by_reason, could_leave, reason
 from kilburn.dashboard.marks import TooFar
 from kilburn.dashboard.memories import collection_screen, memory_screen
-from kilburn.dashboard.reading import LedgerReader
+from kilburn.dashboard.reading import LedgerReader, read_text
 from kilburn.dashboard.strip import PROMPTS, SHADES, Column, blocks, kept, overview, page_shade, prompt_items, strip
-from kilburn.errors import Forgotten, SpecError, UnknownAddress
+from kilburn.errors import SpecError, UnknownAddress
 from kilburn.event import Act, Event
 from kilburn.kernel.receipts import Receipt
 from kilburn.kernel.session import Session
@@ -50,6 +50,11 @@ def number_in(query: Query, name: str, default: int) -> int:
     """Return an integer of a query, 0 or more, or `default` if it is not one."""
     text = query.get(name, "")
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 16 else default
+
+
+def last_event(query: Query, session: Session) -> int:
+    """Return the event up to which a query lists events; by default the newest one."""
+    return min(number_in(query, "until", session.ledger.head), session.ledger.head)
 
 
 def _opened(reading: LedgerReader, query: Query) -> tuple[Session, dict[str, Any]]:
@@ -203,7 +208,7 @@ def _fill_share(event: Event, use: int) -> float | None:
 def receipts(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
     """List compactions, newest first."""
     session, context = _opened(reading, query)
-    until = min(number_in(query, "until", session.ledger.head), session.ledger.head)
+    until = last_event(query, session)
     newest, older = reading.receipts(session.number, until, MAX_ROWS)
     return "receipts.html", context | {"receipts": newest, "older": older, "until": until}
 
@@ -269,15 +274,6 @@ def _named(session: Session, addresses: Sequence[str]) -> list[Page]:
     return pages
 
 
-def read_text(session: Session, page: Page, limit: int) -> tuple[str, int]:
-    """Return the beginning of a page's text, and the number of characters left out; -1 if the page was forgotten."""
-    try:
-        text = session.contents.text(page.id)
-    except Forgotten:
-        return "", -1
-    return text[:limit], max(0, len(text) - limit)
-
-
 def transcript(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
     """Show all pages of a session in order; by default the newest."""
     session, context = _opened(reading, query)
@@ -301,7 +297,7 @@ def page(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
     number = _numbered(session, query.get("address", ""))
     page, state = session.window.pages[number], session.window.states[number]
     begin = number_in(query, "from", 0)
-    text, more = _part(session, page, begin)
+    text, more = read_text(session, page, MAX_TEXT, begin)
     events = reading.naming(session, number, page.sources)
     owner = session.contents.owner(number)
     cited = reading.backend.citing(owner, [number])
@@ -335,15 +331,6 @@ def _numbered(session: Session, address: str) -> int:
     if first not in session.window.pages or first not in session.window.states:
         raise UnknownAddress(f"there is no page {address[:80]!r} in {session.name!r}", advice="see its window")
     return first
-
-
-def _part(session: Session, page: Page, begin: int) -> tuple[str, int]:
-    """Return a part of a page's text, and the number of characters after it; -1 if the page was forgotten."""
-    try:
-        text = session.contents.text(page.id)
-    except Forgotten:
-        return "", -1
-    return text[begin : begin + MAX_TEXT], max(0, len(text) - begin - MAX_TEXT)
 
 
 def _beside(session: Session, number: int, step: int) -> str:
@@ -407,7 +394,7 @@ def life(events: Sequence[Event], page: int, turn: int) -> list[Stay]:
 def faults(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
     """List recalls and searches, newest first."""
     session, context = _opened(reading, query)
-    until = min(number_in(query, "until", session.ledger.head), session.ledger.head)
+    until = last_event(query, session)
     events, older = reading.faults(session.number, until, MAX_ROWS)
     return "faults.html", context | {
         "rows": [(event, _asked(event)) for event in events],
@@ -434,11 +421,7 @@ def prices(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
     return "prices.html", context | {
         "cached": cached,
         "tables": [
-            (
-                name,
-                (cached * table.cached + (reprocessed + fresh) * table.written) / 1e6,
-                table.again(reprocessed),
-            )
+            (name, (cached * table.cached + (reprocessed + fresh) * table.written) / 1e6, table.again(reprocessed))
             for name, table in PRICES.items()
         ],
     }
@@ -479,7 +462,7 @@ def calls(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
 def cache(reading: LedgerReader, query: Query) -> tuple[str, dict[str, Any]]:
     """Show the KV cache of a session, and its changes, newest first."""
     session, context = _opened(reading, query)
-    until = min(number_in(query, "until", session.ledger.head), session.ledger.head)
+    until = last_event(query, session)
     events, older = reading.of_act(session.number, Act.CACHE, until, MAX_ROWS)
     return "cache.html", context | {
         "rows": cache_changes(events),

@@ -10,7 +10,7 @@ import hashlib
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -71,16 +71,10 @@ class SignIns:
         Raises:
             SpecError, OSError: the keys cannot be read.
         """
-        match verb:
-            case "wait":
-                return self.wait(*arguments)
-            case "enter":
-                return self.enter(*arguments)
-            case "leave":
-                return self.leave(*arguments)
-            case _:
-                words, uses = arguments
-                return self.find(words, uses=uses)
+        methods: dict[str, Callable[..., Any]] = {
+            "wait": self.wait, "enter": self.enter, "leave": self.leave, "find": self.find
+        }  # fmt: skip
+        return methods[verb](*arguments)
 
     def wait(self, address: str) -> float:
         """Return the seconds after which an address may try again; 0 for now."""
@@ -105,7 +99,7 @@ class SignIns:
             self._sign_ins.pop(digest, None)
         return word
 
-    def find(self, words: Iterable[str], *, uses: bool = True) -> SignIn | None:
+    def find(self, words: Iterable[str], uses: bool = True) -> SignIn | None:
         """Return the sign-in of the first valid token, with its key as it is now.
 
         Args:
@@ -141,35 +135,6 @@ class SignIns:
         if len(self._failures) > MAX_ADDRESSES:
             self._failures.popitem(last=False)
         return bucket
-
-
-class Reception:
-    """Asks who is signed in: `SignIns` of this process, or of the parent of several worker processes.
-
-    Args:
-        ask: calls a method of `SignIns` by its name with arguments.
-    """
-
-    def __init__(self, ask: Callable[[str, Sequence[Any]], Awaitable[Any]]) -> None:
-        self._ask = ask
-
-    async def wait(self, address: str) -> float:
-        """See `SignIns.wait`."""
-        return float(await self._ask("wait", [address]))
-
-    async def enter(self, presented: str, address: str) -> str | None:
-        """See `SignIns.enter`."""
-        word: str | None = await self._ask("enter", [presented, address])
-        return word
-
-    async def find(self, words: Iterable[str], *, uses: bool = True) -> SignIn | None:
-        """See `SignIns.find`."""
-        result = await self._ask("find", [list(words), uses])
-        return result if isinstance(result, SignIn) else msgspec.convert(result, SignIn | None)
-
-    async def leave(self, words: Iterable[str]) -> None:
-        """See `SignIns.leave`."""
-        await self._ask("leave", [list(words)])
 
 
 def _digest(word: str) -> str:

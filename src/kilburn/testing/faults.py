@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import apsw
@@ -25,6 +26,18 @@ class _Disk:
 
     synced: bytes = b""
     writes: list[tuple[int, bytes | None]] = field(default_factory=list)
+
+
+def _written(content: bytes, writes: Iterable[tuple[int, bytes | None]]) -> bytes:
+    """Return the bytes of a file after some writes; None for a truncation."""
+    image = bytearray(content)
+    for offset, data in writes:
+        if data is None:
+            del image[offset:]
+        else:
+            image.extend(bytes(max(0, offset + len(data) - len(image))))
+            image[offset : offset + len(data)] = data
+    return bytes(image)
 
 
 class FaultVFS(apsw.VFS):
@@ -74,20 +87,15 @@ class FaultVFS(apsw.VFS):
         for path, disk in self._disks.items():
             if not os.path.exists(path):
                 continue
-            image = bytearray(disk.synced)
+            survivors = []
             for offset, data in disk.writes:
                 fate = self._random.random()
-                if fate < 0.4:
-                    continue
-                if data is None:
-                    del image[offset:]
-                    continue
-                if fate < 0.6:
+                if 0.4 <= fate < 0.6 and data is not None:
                     data = data[: self._random.randrange(len(data) + 1) // SECTOR * SECTOR]
-                image.extend(bytes(max(0, offset + len(data) - len(image))))
-                image[offset : offset + len(data)] = data
+                if fate >= 0.4:
+                    survivors.append((offset, data))
             with open(path, "wb") as file:
-                file.write(image)
+                file.write(_written(disk.synced, survivors))
         self._disks.clear()
 
     def fault(self, path: str, *kinds: str) -> str | None:
@@ -155,12 +163,5 @@ class _File(apsw.VFSFile):
         if self._vfs.fault(self._path, "sync"):
             raise apsw.IOError("injected: sync")
         # The disk's own sync is left out: what survives a power cut is decided here.
-        image = bytearray(self._disk.synced)
-        for offset, data in self._disk.writes:
-            if data is None:
-                del image[offset:]
-            else:
-                image.extend(bytes(max(0, offset + len(data) - len(image))))
-                image[offset : offset + len(data)] = data
-        self._disk.synced = bytes(image)
+        self._disk.synced = _written(self._disk.synced, self._disk.writes)
         self._disk.writes.clear()

@@ -403,11 +403,7 @@ def _content_steps(at: Json, content: Json, pieces: list[str]) -> list[tuple[str
     return [*steps, ("content_part.done", {**at, "part": content})]
 
 
-_WHOLE: dict[str, Callable[[Replied], Json]] = {
-    "chat": _whole_chat,
-    "messages": _whole_messages,
-    "responses": _whole_responses,
-}
+_WHOLE: dict[str, Callable[[Replied], Json]] = {"chat": _whole_chat, "messages": _whole_messages, "responses": _whole_responses}
 _EVENTS: dict[str, Callable[[Replied], Iterator[Event]]] = {
     "chat": _events_chat,
     "messages": _events_messages,

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import msgspec
 
-from kilburn.backend import Backend, Batch, Digests, HistoryOwner, SegmentKind, State
+from kilburn.backend import Backend, Batch, Digests, HistoryOwner, SegmentInfo, SegmentKind, State
 from kilburn.errors import Forgotten, KilburnError, SpecError, StoreCorrupt, StoreError, StoreReadOnly, StoreStale
 from kilburn.event import Act, Data, Event
 from kilburn.message import Kind, Role, Trust
@@ -84,11 +84,16 @@ def check_store(make: Callable[[], Backend]) -> None:
             backend.close()
 
 
+def segment_info(backend: Backend, name: str = "session", **fields: Any) -> SegmentInfo:
+    """Return the segment of a name, which is created if needed, at second 1."""
+    info = backend.segment(name, **{"time": 1.0, **fields})
+    assert info is not None
+    return info
+
+
 def start(backend: Backend, name: str = "session") -> int:
     """Create a segment and return its number."""
-    info = backend.segment(name, time=1.0)
-    assert info is not None
-    return info.number
+    return segment_info(backend, name).number
 
 
 def raises(kind: type[KilburnError], do: Callable[[], object]) -> None:
@@ -122,10 +127,8 @@ def check_is_store(backend: Backend) -> None:
 def check_segments(backend: Backend) -> None:
     """A segment is created once and only on request, found by name, and listed oldest first."""
     assert backend.segment("one", time=5.0, create=False) is None
-    first = backend.segment("one", time=5.0)
+    first = segment_info(backend, "one", time=5.0)
     second = backend.segment("two", time=6.0)
-    assert first is not None
-    assert second is not None
     assert (first.name, first.created, first.head, first.pages) == ("one", 5.0, 0, 0)
     assert backend.segment("one", time=9.0) == first
     assert list(backend.segments()) == [first, second]
@@ -153,10 +156,9 @@ def check_scopes(backend: Backend) -> None:
     assert ([info.name for info in hers.infos.values()], hers.everything) == (["one", "ana's"], False)
     (segment, *_) = backend.segments()
     backend.commit(segment.number, batch_of(0, {1: "alpha"}))
-    later = backend.segment("later", time=9.0)
+    later = segment_info(backend, "later", time=9.0)
     hers = backend.scope([SegmentKind.SESSION], "ana")
     assert [info.name for info in hers.infos.values()] == ["one", "ana's", "later"]
-    assert later is not None
     assert (hers.infos[segment.number].head, hers.infos[later.number], hers.damaged) == (1, later, ())
 
 
@@ -175,8 +177,7 @@ def check_round_trip(backend: Backend) -> None:
     assert list(backend.events(segment, 2)) == list(batch.events[2:])
     assert list(backend.events(segment, 3)) == []
     assert backend.contents.texts(page.digest for page in batch.pages) == dict(batch.texts)
-    info = backend.segment("session", time=0.0, create=False)
-    assert info is not None
+    info = segment_info(backend, "session", time=0.0, create=False)
     assert (info.head, info.pages, info.tokens, info.used) == (3, 6, sum(page.tokens for page in batch.pages), 3.0)
 
 
@@ -199,8 +200,7 @@ def check_stale(backend: Backend) -> None:
     raises(StoreStale, lambda: backend.commit(segment, batch))
     assert snapshot(backend, segment) == state
     assert found(backend, "b") == set()
-    info = backend.segment("session", time=0.0, create=False)
-    assert info is not None
+    info = segment_info(backend, "session", time=0.0, create=False)
     backend.commit(segment, msgspec.structs.replace(batch, used=info.used))
     assert snapshot(backend, segment) != state
 
@@ -266,8 +266,7 @@ def check_head(backend: Backend) -> None:
     segment = start(backend)
     assert [info.damaged for info in backend.segments()] == [""]
     for head in range(3):
-        info = backend.segment("session", time=9.0, create=False)
-        assert info is not None
+        info = segment_info(backend, "session", time=9.0, create=False)
         assert (info.number, info.head, info.damaged) == (segment, head, "")
         backend.commit(segment, batch_of(head, {head + 1: f"text {head}"}))
     # Without another writer `wait` makes no difference.
@@ -418,29 +417,8 @@ def check_histories(backend: Backend) -> None:
     assert len(backend.histories.missing("talk", "", 1)) == 1
     assert backend.histories.missing("talk", "somebody", 9) == []
     assert not backend.histories.put(first, Digests(0, (b"a",)), page=1), "another page is its last one"
-    assert backend.histories.put(
-        first,
-        Digests(
-            0,
-            (
-                b"a",
-                b"b",
-            ),
-        ),
-        page=2,
-    )
-    assert backend.histories.put(
-        fork,
-        Digests(
-            0,
-            (
-                b"a",
-                b"b",
-                b"c",
-            ),
-        ),
-        page=2,
-    )
+    assert backend.histories.put(first, Digests(0, (b"a", b"b")), page=2)
+    assert backend.histories.put(fork, Digests(0, (b"a", b"b", b"c")), page=2)
     assert backend.histories.missing("talk", "", 9) == []
     assert backend.histories.owners(b"none", 9) == []
     assert backend.histories.owners(b"b", 9) == [
@@ -503,17 +481,7 @@ def check_replies(backend: Backend) -> None:
     assert (backend.histories.owners(b"short", 9), backend.histories.owners(b"none", 9)) == ([], [])
     assert backend.histories.missing("chain", "", 9) == ["chain"], "where a reply is says nothing"
     assert backend.histories.put(first, Digests(0, (b"a",)), page=2)
-    assert backend.histories.put(
-        first,
-        Digests(
-            0,
-            (
-                b"a",
-                b"b",
-            ),
-        ),
-        page=2,
-    )
+    assert backend.histories.put(first, Digests(0, (b"a", b"b")), page=2)
     assert [owner.at for owner in backend.histories.owners(key.encode(), 9)] == [-2]
     (notes,) = [event for event in backend.events(first, 1, Act.NOTE) if event.number == 2]
     assert notes.data == noted[0]
@@ -610,8 +578,7 @@ def check_together(backend: Backend) -> None:
 
 def check_erase_segment(backend: Backend) -> None:
     """A segment whose pages are all forgotten can be erased; its number is not reused."""
-    stored_info = backend.segment("canary name", time=1.0, user="canary user")
-    assert stored_info is not None
+    stored_info = segment_info(backend, "canary name", user="canary user")
     event = Event(number=1, act=Act.NOTE, time=1.0, why="canary why", data=_others(canary="canary"))
     texts = {digest_of("canary one"): "canary one"}
     backend.commit(stored_info.number, Batch(head=0, events=[event], pages=[page_of(1, "canary one")], texts=texts, index=[1]))
@@ -626,8 +593,7 @@ def check_erase_segment(backend: Backend) -> None:
     assert backend.segment("canary name", time=1.0, create=False) is None
     raises(StoreStale, lambda: backend.commit(stored_info.number, batch_of(0, {1: "written to nothing"})))
     backend.erase(stored_info.number)
-    reopened = backend.segment("canary name", time=2.0)
-    assert reopened is not None
+    reopened = segment_info(backend, "canary name", time=2.0)
     assert reopened.number != stored_info.number
     assert backend.read([(stored_info.number, 1)]) == {}
     # One that never had a page goes without its bytes.
@@ -650,12 +616,10 @@ def check_separate_segments(backend: Backend) -> None:
 
 def check_kinds(backend: Backend) -> None:
     """A segment keeps the kind and user with which it was created."""
-    info = backend.segment("@memory/ana", time=1.0, kind=SegmentKind.MEMORY, user="ana")
-    assert info is not None
+    info = segment_info(backend, "@memory/ana", kind=SegmentKind.MEMORY, user="ana")
     assert (info.kind, info.user) == (SegmentKind.MEMORY, "ana")
     assert backend.segment("@memory/ana", time=2.0, kind=SegmentKind.DOCUMENT, user="bob") == info
-    plain = backend.segment("s", time=1.0)
-    assert plain is not None
+    plain = segment_info(backend, "s")
     assert (plain.kind, plain.user) == (SegmentKind.SESSION, "")
     assert list(backend.segments()) == [info, plain]
     for name in ("\0", "   ", "x" * 1000, "\ud800"):
@@ -708,8 +672,7 @@ def cited_batch(head: int, number: int, text: str, **fields: object) -> Batch:
 def check_citations(backend: Backend) -> None:
     """Citations are known across segments: a cited page cannot be erased, and an erased page cannot be cited."""
     talk = start(backend, "talk")
-    info = backend.segment("@memory", time=1.0, kind=SegmentKind.MEMORY)
-    assert info is not None
+    info = segment_info(backend, "@memory", kind=SegmentKind.MEMORY)
     memory = info.number
     backend.commit(talk, batch_of(0, {1: "I moved to Porto", 2: "in May", 3: "a summary"}))
     backend.commit(memory, cited_batch(0, -1, "Ana lives in Porto", cites=((talk, 1), (talk, 2)), depth=1))
@@ -939,41 +902,7 @@ def check_close(backend: Backend) -> None:
     raises(StoreError, backend.segments)
 
 
-CHECKS: tuple[Callable[[Backend], None], ...] = (
-    check_is_store,
-    check_segments,
-    check_scopes,
-    check_round_trip,
-    check_states,
-    check_stale,
-    check_all_or_nothing,
-    check_only_what_can_be_read,
-    check_head,
-    check_search,
-    check_searchable_words,
-    check_search_order,
-    check_query_is_data,
-    check_unindex,
-    check_erase,
-    check_histories,
-    check_replies,
-    check_inherited,
-    check_above,
-    check_begin,
-    check_together,
-    check_snapshot,
-    check_erase_segment,
-    check_separate_segments,
-    check_kinds,
-    check_read,
-    check_naming,
-    check_citations,
-    check_search_within,
-    check_entries,
-    check_vectors,
-    check_settings,
-    check_copied,
-    check_threads,
-    check_close,
+CHECKS: tuple[Callable[[Backend], None], ...] = tuple(
+    check for name, check in list(globals().items()) if name.startswith("check_") and check is not check_store
 )
 """The checks; each takes a fresh, empty store."""
