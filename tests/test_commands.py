@@ -52,9 +52,6 @@ LEFT = {
             "kilburn lab answers --data runs.jsonl.gz --model qwen --sample 12 --questions 3 --tools --out replies.jsonl "
             "--resume",
             "kilburn lab drift --policy summarize --policy recursive --arm plain --model smollm2",
-            "kilburn lab equivalence",
-            "kilburn lab equivalence --data runs.jsonl.gz --half tune --reply --out forecasts.jsonl --resume",
-            "kilburn lab equivalence --data runs.jsonl.gz --half tune --window 1000 --out forecasts.jsonl --resume",
             "kilburn lab recursion --tokens 24000 --tokens 1000000 --judged 50 --judged 100",
             "kilburn lab scale --count 10000 --count 100000 --count 1000000",
             "kilburn lab tasks --sources /usr/include --window 2000 --plot pareto.svg --axis hosted",
@@ -67,7 +64,6 @@ LEFT = {
         "it measures, or loads a language model, for minutes or hours",
     ),
     "kilburn lab recall --data locomo.jsonl.gz --out rankings.jsonl": "it needs a file of recorded conversations, and minutes",
-    "kilburn lab vectors --data talks.jsonl.gz --count 10000 --count 1000000 --plot vectors.svg": "it needs a million texts",
     "kilburn lab scale --peer mem0=/tmp/peers/bin/python --peer langgraph=/tmp/peers/bin/python": "it needs the peers",
     "kilburn lab bench gateway --requests 1000 --peer litellm=/tmp/peers/bin/python --plot gateway.svg": "it needs the peer",
     f"kilburn models pull {LARGE}": "it fetches four gigabytes from Hugging Face",
