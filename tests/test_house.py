@@ -40,7 +40,6 @@ LATE = {
     "kilburn.memory.notes",
     "kilburn.memory.user_memory",
     "kilburn.search.vectors",
-    "kilburn_kv.likelihood",
     "kilburn_kv.writing",
     "kilburn_lab.evals.gateway",
     "kilburn_lab.evals.kv",

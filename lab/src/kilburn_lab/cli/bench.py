@@ -11,9 +11,7 @@ import typer
 from kilburn_lab.cli.verbs import Option, Work, lab, peers_of, verb
 from kilburn_lab.evals.gateway import PEERS
 from kilburn_lab.evals.gateway import evaluate as evaluate_gateway
-from kilburn_lab.evals.gateway_report import draw
 from kilburn_lab.evals.load_report import LoadReport
-from kilburn_lab.evals.load_report import draw as draw_load
 from kilburn_lab.evals.measure import Progress
 
 benches = typer.Typer(help="Measure how fast the parts are on this machine.", no_args_is_help=True, rich_markup_mode=None)
@@ -34,7 +32,7 @@ Examples:
 
     kilburn lab bench gateway
 
-    kilburn lab bench gateway --requests 1000 --peer litellm=/tmp/peers/bin/python --plot gateway.svg
+    kilburn lab bench gateway --requests 1000 --peer litellm=/tmp/peers/bin/python
 """
 
 
@@ -51,7 +49,7 @@ def _load(*, over: Sequence[str] | None, progress: Progress, **options: Any) -> 
 
         kilburn lab bench load --over sqlite --kill-gateways 5 --seed 7
 
-        kilburn lab bench load --full --plot load.svg --json
+        kilburn lab bench load --full --json
     """
     from kilburn_lab.evals.load import FILE, POSTGRES, evaluate  # it needs the gateway, an extra
 
@@ -63,8 +61,6 @@ verb(
     evaluate_gateway,
     Work("asking", "request", 0.01, {"requests": 10_000, "rounds": 100, "streams": 200, "sessions": 10_000}),
     GATEWAY,
-    draw,
-    "latency and memory",
     among=benches,
     requests=Option("Requests to each system, 16 at once; memory is read meanwhile.", least=1),
     rounds=Option("Requests whose first byte is waited for.", least=1),
@@ -86,8 +82,6 @@ verb(
         "asking", "exchange", 0.1, {"sessions": 1000, "clients": 50}
     ),  # half an hour: 50 clients that ask every ten seconds come to 9,000 requests
     _load.__doc__,
-    draw_load,
-    "waiting times and memory",
     among=benches,
     over=Option(
         "sqlite, postgres (one of its own) or a URL of one; may be given again. The first two by default.",

@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import fmean, linear_regression
 
 import msgspec
 
 from kilburn_lab.evals.intervals import resampled
-from kilburn_lab.evals.report import EvalReport, panel, table_of
-from kilburn_lab.picture import picture
+from kilburn_lab.evals.report import EvalReport, table_of
 
 FLAT = 1 << 20
 """Bytes that a thousand requests may add to what is called flat."""
-
-
-class Disturbance(msgspec.Struct, frozen=True, kw_only=True):
-    """What was done, and from when until when it lasted: seconds since the load began."""
-
-    what: str
-    began: float
-    ended: float
 
 
 class Latencies(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,7 +112,6 @@ class LoadRow(msgspec.Struct, frozen=True, kw_only=True):
         unanswered: sessions whose clients gave up. failures: why askings failed, and how often.
         longest_failure: seconds until a failed asking was known to be so, at most.
         kills: of gateways. restarts: of PostgreSQL.
-        waits: of some answers, seconds since the load began, and until the answer's end.
     """
 
     over: str
@@ -139,8 +128,6 @@ class LoadRow(msgspec.Struct, frozen=True, kw_only=True):
     latencies: list[Latencies]
     verdict: LoadVerdict
     memory: list[MemoryGrowth]
-    disturbances: list[Disturbance]
-    waits: list[tuple[float, float]]
 
     @property
     def rate(self) -> float:
@@ -209,26 +196,3 @@ class LoadReport(EvalReport, frozen=True, kw_only=True):
         bad = [(row, name, getattr(row.verdict, name)) for row in self.rows for name in ("lost", "doubled", "wrong", "branches")]
         bad += [(row, "unanswered", row.unanswered) for row in self.rows]
         return [f"{row.over}: {count} {name}" for row, name, count in bad if count]
-
-
-def draw(path: Path, report: LoadReport, *, force: bool = False) -> None:
-    """Draw how long answers took over the time, with what was done meanwhile, and the memory; the file's suffix gives the format.
-
-    Raises:
-        SpecError, MissingExtra, OSError: see `kilburn_lab.picture.picture`.
-    """
-    with picture(path, 9, 3.2 * len(report.rows), force=force) as figure:
-        small = {"fontsize": 8}
-        for (times, sizes), row in zip(figure.subplots(len(report.rows), 2, squeeze=False), report.rows, strict=True):
-            for what, colour in (("kill", "tab:orange"), ("restart", "tab:red")):
-                those = [each for each in row.disturbances if each.what.startswith(what)]
-                for at, each in enumerate(those):
-                    label = {"kill": "a gateway is killed", "restart": "PostgreSQL begins again"}[what]
-                    times.axvspan(each.began, each.ended, alpha=0.3, color=colour, lw=0, label=None if at else label)
-            times.plot(
-                [at for at, _ in row.waits], [1000 * whole for _, whole in row.waits], ".", markersize=2, label="an answer"
-            )
-            panel(times, f"{row.over}: answers", small, yscale="log", xlabel="seconds", ylabel="milliseconds")
-            for one in row.memory:
-                sizes.plot([at for at, _ in one.points], [size / 2**20 for _, size in one.points], label=one.of)
-            panel(sizes, f"{row.over}: memory", small, xlabel="answers", ylabel="MiB", ylim=(0, None))
