@@ -58,13 +58,11 @@ class MemoryGrowth(msgspec.Struct, frozen=True, kw_only=True):
     """Private memory of a process with its descendants, in bytes.
 
     Args:
-        points: after so many answers.
         before, after: the mean of the first and of the second half of what came after the gateways' memory was full.
         growth: what a thousand answers added there, by the line of least squares. low, high: its interval of 95%.
     """
 
     of: str
-    points: list[tuple[int, float]]
     before: float | None = None
     after: float | None = None
     growth: float | None = None
@@ -84,7 +82,7 @@ def growth(of: str, points: Sequence[tuple[int, float]], warm: int | None) -> Me
     later = [point for point in points if warm is not None and point[0] >= warm]
     half = len(later) // 2
     if half < 4:
-        return MemoryGrowth(of=of, points=[*points])
+        return MemoryGrowth(of=of)
 
     def slope(drawn: Sequence[tuple[int, float]]) -> float | None:
         if len({at for at, _ in drawn}) < 2:
@@ -94,7 +92,6 @@ def growth(of: str, points: Sequence[tuple[int, float]], warm: int | None) -> Me
     low, high = resampled(slope, later, 0) or (None, None)
     return MemoryGrowth(
         of=of,
-        points=[*points],
         before=fmean(size for _, size in later[:half]),
         after=fmean(size for _, size in later[half:]),
         growth=slope(later),

@@ -57,25 +57,8 @@ _STEP = re.compile(r"\d+\. shell (\{.*\})")
 _USAGE = re.compile(r"usage: (\w+) (.+)\n(.+)")
 _COMMON = frozenset(
     (
-        "a",
-        "and",
-        "are",
-        "be",
-        "by",
-        "do",
-        "for",
-        "in",
-        "into",
-        "is",
-        "it",
-        "its",
-        "now",
-        "of",
-        "please",
-        "the",
-        "then",
-        "this",
-        "to",
+        *("a", "and", "are", "be", "by", "do", "for", "in", "into"),
+        *("is", "it", "its", "now", "of", "please", "the", "then", "this", "to"),
     )
 )
 
