@@ -281,7 +281,7 @@ PARTS = {
         3, f"{LAB} answers {{runs}} --tools {WIDE} --policy cost --policy hybrid", "--sample 12", "--sample 2 --questions 2",
         _bills,
     ),
-    "kv": Part(4, f"{LAB} kv {{traces}} --sub-agents --policy returning", "--full", "--sample 8 --capacity 20000", _kv),
+    "kv": Part(4, f"{LAB} kv {{traces}} --sub-agents --policy returning", "--full", "--sample 8 --capacity 200000", _kv),
     "sizes": Part(5, "sizes.py", "--embedder 10000", "--pages 100 --pages 300 --rounds 10", _sizes),
     "planning": Part(
         5, f"planning.py {' '.join(f'--policy {each}' for each in PLANNERS)}", "--pages 10000", "--pages 100 --repeat 2",
