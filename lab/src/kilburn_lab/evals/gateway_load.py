@@ -1,4 +1,5 @@
-"""Both ends of the load on a gateway: a stub that answers at once, and a client that measures.
+"""Both ends of the load on a gateway: a stub that answers at once, and a client that measures. Plain sockets, so that they take
+little of the machine that the gateway runs on.
 
 A client's latest message says what the stub has to answer: `mark-NUMBER-EVENTS-PAUSE`, the pause in milliseconds.
 `python -m kilburn_lab.evals.gateway_load` is the stub; it prints its port.
@@ -12,16 +13,13 @@ import random
 import re
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 from kilburn.errors import Unavailable
 
-if TYPE_CHECKING:
-    import aiohttp
-    from aiohttp import web
-
 MARK = re.compile(rb"mark-(\d+)-(\d+)-(\d+)")
-HEADERS = {"authorization": "Bearer none", "content-type": "application/json"}
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: %s\r\n"
 LARGEST = 1 << 26
 WORDS = [
     *("agent", "bind", "call", "error", "fetch", "file", "gap", "line", "merge", "of", "page"),
@@ -36,36 +34,47 @@ def said(number: int, events: int) -> str:
 
 async def answer_all(announce: Callable[[int], None]) -> None:
     """Serve as the stub until cancelled. `announce` gets the port."""
-    from aiohttp import web  # it is in an extra
-
-    application = web.Application(client_max_size=LARGEST)
-    application.router.add_post("/{path:.*}", _serve)
-    runner = web.AppRunner(application, access_log=None)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, "127.0.0.1", 0, backlog=1024)
-        await site.start()
-        announce(runner.addresses[0][1])
-        await asyncio.Event().wait()
-    finally:
-        await runner.cleanup()
+    server = await asyncio.start_server(_serve, "127.0.0.1", 0, limit=LARGEST, backlog=1024)
+    announce(server.sockets[0].getsockname()[1])
+    await server.serve_forever()
 
 
-async def _serve(request: web.Request) -> web.StreamResponse:
-    from aiohttp import web
+async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError, asyncio.IncompleteReadError):
+        while True:
+            head = await reader.readuntil(b"\r\n\r\n")
+            body = await _body(reader, head)
+            found = MARK.match(body, max(body.rfind(b"mark-"), 0))
+            number, events, pause = map(int, found.groups()) if found else (0, 1, 0)
+            if b'"stream":true' in body or b'"stream": true' in body:
+                writer.write(HEAD % b"text/event-stream" + b"transfer-encoding: chunked\r\n\r\n")
+                for event in _events(number, events):
+                    writer.write(b"%x\r\n%s\r\n" % (len(event), event))
+                    if pause:
+                        await writer.drain()
+                        await asyncio.sleep(pause / 1000)
+                writer.write(b"0\r\n\r\n")
+            else:
+                whole = _whole(number, events)
+                writer.write(HEAD % b"application/json" + b"content-length: %d\r\n\r\n" % len(whole) + whole)
+            await writer.drain()
+    writer.close()
+    with suppress(OSError):
+        await writer.wait_closed()
 
-    body = await request.read()
-    mark = MARK.match(body, max(body.rfind(b"mark-"), 0))
-    number, events, pause = map(int, mark.groups()) if mark else (0, 1, 0)
-    if b'"stream":true' not in body and b'"stream": true' not in body:
-        return web.Response(body=_whole(number, events), content_type="application/json")
-    response = web.StreamResponse(headers={"content-type": "text/event-stream"})
-    await response.prepare(request)
-    for event in _events(number, events):
-        await response.write(event)
-        if pause:
-            await asyncio.sleep(pause / 1000)
-    return response
+
+async def _body(reader: asyncio.StreamReader, head: bytes) -> bytes:
+    lowered = head.lower()
+    if (at := lowered.find(b"\r\ncontent-length:")) >= 0:
+        return await reader.readexactly(int(lowered[at + 17 : lowered.index(b"\r\n", at + 2)]))
+    if b"\r\ntransfer-encoding: chunked" not in lowered:
+        return b""
+    pieces = []
+    while True:
+        size = int(await reader.readuntil(b"\r\n"), 16)
+        pieces.append((await reader.readexactly(size + 2))[:-2])
+        if not size:
+            return b"".join(pieces)
 
 
 def _answer(kind: str, choice: dict[str, Any], **more: Any) -> bytes:
@@ -104,7 +113,7 @@ class ClientConnection:
 
     def __init__(self, port: int) -> None:
         self.port = port
-        self._http: aiohttp.ClientSession | None = None
+        self._ends: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def ask(self, body: bytes) -> Heard:
         """Send one request.
@@ -112,27 +121,40 @@ class ClientConnection:
         Raises:
             Unavailable: the connection broke.
         """
-        import aiohttp  # it is in an extra
-
-        if self._http is None:
-            connector, timeout = aiohttp.TCPConnector(limit=1), aiohttp.ClientTimeout(total=None)
-            self._http = aiohttp.ClientSession(connector=connector, timeout=timeout, headers=HEADERS)
-        began, first, pieces = time.perf_counter(), 0.0, list[bytes]()
+        if self._ends is None:
+            self._ends = await asyncio.open_connection("127.0.0.1", self.port, limit=LARGEST)
+        reader, writer = self._ends
+        head = (
+            f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1:{self.port}\r\nauthorization: Bearer none\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        )
         try:
-            async with self._http.post(f"http://127.0.0.1:{self.port}/v1/chat/completions", data=body) as answer:
-                async for piece in answer.content.iter_any():
-                    if not pieces or answer.content_type == "application/json":
-                        first = time.perf_counter() - began
-                    pieces.append(piece)
-        except (aiohttp.ClientError, OSError) as error:
+            began = time.perf_counter()
+            writer.write(head.encode() + body)
+            answer = await reader.readuntil(b"\r\n\r\n")
+            first, pieces = 0.0, []
+            lowered = answer.lower()
+            if b"\r\ntransfer-encoding: chunked" in lowered:
+                while size := int(await reader.readuntil(b"\r\n"), 16):
+                    first = first or time.perf_counter() - began
+                    pieces.append((await reader.readexactly(size + 2))[:-2])
+                await reader.readexactly(2)
+            else:
+                pieces.append(await _body(reader, answer))
+                first = time.perf_counter() - began
+        except (OSError, asyncio.IncompleteReadError) as error:
             raise Unavailable(f"the connection to port {self.port} broke: {error}") from error
-        return Heard(answer.status, *_text(b"".join(pieces)), first)
+        if b"\r\nconnection: close" in lowered:
+            await self.close()
+        return Heard(int(answer.split(b" ", 2)[1]), *_text(b"".join(pieces)), first)
 
     async def close(self) -> None:
         """Hang up."""
-        if self._http is not None:
-            await self._http.close()
-            self._http = None
+        if self._ends is not None:
+            writer, self._ends = self._ends[1], None
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
 
 
 def _text(body: bytes) -> tuple[str, bool]:
