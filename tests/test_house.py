@@ -40,15 +40,12 @@ LATE = {
     "kilburn.memory.notes",
     "kilburn.memory.user_memory",
     "kilburn.search.vectors",
-    "kilburn_kv.likelihood",
     "kilburn_kv.writing",
     "kilburn_lab.evals.gateway",
-    "kilburn_lab.evals.gateway_session",
     "kilburn_lab.evals.kv",
     "kilburn_lab.evals.kv_report",
     "kilburn_lab.evals.kv_traces",
     "kilburn_lab.evals.load",
-    "kilburn_lab.evals.vectors",
     "kilburn_lab.training.tuning",
 }
 """Modules that need an extra, or a distribution which may be absent: who uses them imports them there. And the verbs of the

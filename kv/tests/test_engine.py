@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kilburn.errors import FreedSequence, InvalidRange, OutOfBlocks, SpecError
 from kilburn_kv.attention import PART
-from kilburn_kv.compression import keep_within
+from kilburn_kv.compression import compress
 from kilburn_kv.engine import Engine
 from kilburn_kv.generation import Sampling, generate, stream
 from kilburn_kv.presses import press
@@ -450,7 +450,11 @@ def test_a_press_never_takes_the_blocks_of_a_batch_mate(tiny: Weights) -> None:
         base = engine.open([1 + (7 * place) % 90 for place in range(40)])
         batch = [engine.fork(base), engine.open([3, 4, 5])]
         engine.fork(base)
-        hold = keep_within(engine, press("streaming(sinks=4)"), 30)
+
+        def hold(sequence: CachedSequence, engine: Engine = engine) -> None:
+            if len(sequence) > 30:
+                compress(engine, sequence, press("streaming(sinks=4)"), 30)
+
         if enough:
             assert [len(made) for made in generate(engine, batch, 30, stops=(), between=hold)] == [30, 30]
             continue

@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kilburn.errors import BudgetTooSmall, InvalidRange, KVError, SpecError
-from kilburn_kv.compression import compress, keep_within, observe
+from kilburn_kv.compression import compress, observe
 from kilburn_kv.engine import Engine
 from kilburn_kv.generation import generate
 from kilburn_kv.observation import Observation, Press, Selection
 from kilburn_kv.presses import press as press_of
 from kilburn_kv.rotation import rotate
+from kilburn_kv.sequence import CachedSequence
 from kilburn_kv.weights import Weights, weights_of
 
 from .conftest import tiny_model
@@ -50,7 +51,12 @@ def test_a_pressed_sequence_holds_its_budget_and_goes_on(tiny: Weights, spec: st
     assert compress(engine, sequence, press, 40) == 40
     assert len(sequence) == 40
     assert len(sequence.table.blocks) == 10
-    made = generate(engine, [sequence], 20, stops=(), between=keep_within(engine, press, 40, slack=4))
+
+    def hold(sequence: CachedSequence) -> None:
+        if len(sequence) > 44:
+            compress(engine, sequence, press, 40)
+
+    made = generate(engine, [sequence], 20, stops=(), between=hold)
     assert len(made[0]) == 20
     assert len(sequence) <= 44
     assert sequence.end == 100

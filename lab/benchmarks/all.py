@@ -110,20 +110,6 @@ def _tasks(found: Found) -> Iterator[Ratio]:
                 yield _ahead(f"{policy}, {row['window']:,}: tasks solved", row["solved"], row, 0.0)
 
 
-def _equivalence(found: Found) -> Iterator[Ratio]:
-    for row in found["rows"]:
-        if row["policy"] == "hybrid":
-            yield Ratio(
-                what=f"hybrid, {row['window']:,}: a token that depends on older text", unit="nats", measured=row["dependent"],
-                baseline=row["dependent"] + row["gain"], against="the best baseline", goal=0.02, of="difference",
-            )  # fmt: skip
-            if row["window"] <= 2000 and row["gap"] is not None:
-                yield Ratio(
-                    what=f"hybrid, {row['window']:,}: of the way from the best baseline to full history", measured=row["gap"],
-                    goal=0.5, least=True,
-                )  # fmt: skip
-
-
 def _bills(found: Found) -> Iterator[Ratio]:
     rows = _by(found["bills"], "provider", "policy", "window")
     for (provider, policy, window), row in rows.items():
@@ -291,15 +277,11 @@ PARTS = {
     ),
     "answers": Part(2, f"{LAB} answers {{runs}} {WIDE}", "--sample 20", "--sample 2 --questions 2", _answers),
     "tasks": Part(2, f"{LAB} tasks {WIDE}", "--sample 24", "--sample 2", _tasks),
-    "equivalence": Part(
-        2, f"{LAB} equivalence {{runs}} --reply {WIDE} {BASELINES} --policy hybrid", "--full --steps 12",
-        "--steps 1", _equivalence,
-    ),
     "bills": Part(
         3, f"{LAB} answers {{runs}} --tools {WIDE} --policy cost --policy hybrid", "--sample 12", "--sample 2 --questions 2",
         _bills,
     ),
-    "kv": Part(4, f"{LAB} kv {{traces}} --sub-agents --policy returning", "--full", "--sample 8 --capacity 20000", _kv),
+    "kv": Part(4, f"{LAB} kv {{traces}} --sub-agents --policy returning", "--full", "--sample 8 --capacity 200000", _kv),
     "sizes": Part(5, "sizes.py", "--embedder 10000", "--pages 100 --pages 300 --rounds 10", _sizes),
     "planning": Part(
         5, f"planning.py {' '.join(f'--policy {each}' for each in PLANNERS)}", "--pages 10000", "--pages 100 --repeat 2",

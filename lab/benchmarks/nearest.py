@@ -3,13 +3,13 @@
     python lab/benchmarks/nearest.py
     python lab/benchmarks/nearest.py --counts 1000 --searches 10
     python lab/benchmarks/nearest.py --counts 30000 --vectors passages.npy
-    python lab/benchmarks/nearest.py --counts 25000 --searches 50 --texts passages.jsonl --crowd
+    python lab/benchmarks/nearest.py --counts 25000 --searches 50 --crowd
     python lab/benchmarks/nearest.py --counts 10000,100000 --searches 40 --each
 
-Vectors are made up around topics (`kilburn lab vectors` has them too), or read, or those of texts by `minilm`. With `--crowd`
-another tenant of the database has as many vectors, which are the same. `back` is how many come back of 50. Processor time is of
-this process and of the server's together. A round trip is an answer that is waited for. `--each` asks as a user does, by
-`Store.search`, one question after another, and tells the client's processor time of each from the server's.
+Vectors are made up around topics, or read. With `--crowd` another tenant of the database has as many vectors, which are the
+same. `back` is how many come back of 50. Processor time is of this process and of the server's together. A round trip is an
+answer that is waited for. `--each` asks as a user does, by `Store.search`, one question after another, and tells the client's
+processor time of each from the server's.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ from kilburn.search.scan import Scan, pack
 from kilburn.search.search import RANKING, Searcher
 from kilburn.search.vectors import Vectors
 from kilburn.testing.stores import batch_of, start
-from kilburn_lab.evals.vectors import made_up, read
 
 NAME = "nearest:Ready"
 SESSIONS = 10
@@ -60,6 +59,16 @@ class Ready:
     def embed(self, texts: Sequence[str]) -> Any:
         """A row for each text."""
         return np.stack([self._queries[int(text.split()[-1]) % len(self._queries)] for text in texts])
+
+
+def made_up(count: int) -> Any:
+    """Vectors of length 1 around random topics, which differ most in few directions, as those of texts do."""
+    generator = np.random.default_rng(1)
+    reach = (np.arange(1, 385) ** -0.5).astype(np.float32)
+    topics = generator.normal(size=(max(8, count // 50), len(reach))).astype(np.float32) * reach
+    vectors = topics[generator.integers(len(topics), size=count)]
+    vectors += 0.6 * generator.normal(size=vectors.shape).astype(np.float32) * reach
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
 def text_of(number: int) -> str:
@@ -219,13 +228,11 @@ def main() -> None:
     options.add_argument("--counts", default="1000,10000,100000")
     options.add_argument("--searches", type=int, default=50)
     options.add_argument("--vectors", type=Path, help="an array of vectors, one a row (.npy); the last 100 are asked for")
-    options.add_argument("--texts", type=Path, help="texts as JSON lines, which minilm embeds: `text` or `docs`, and `queries`")
     options.add_argument("--crowd", action="store_true", help="another tenant has as many vectors")
     options.add_argument("--each", action="store_true", help="each question by itself: client's and server's, p50 and p95")
     asked = options.parse_args()
     counted, rows = Counted(), []
     counts = [int(one) for one in asked.counts.split(",")]
-    texts = read(asked.texts, resolve("search.embedders", "minilm"), max(counts), 100, 1) if asked.texts else None
     with tempfile.TemporaryDirectory(prefix="pg", dir="/tmp", ignore_cleanup_errors=True) as folder:
         Path(folder).chmod(0o711)
         server = OwnServer(Path(folder) / "s", ("fsync=off",))
@@ -233,14 +240,8 @@ def main() -> None:
         try:
             for count in counts:
                 tenant = f"of {count}"
-                if texts is not None:
-                    vectors, queries = texts.vectors[:count], texts.queries
-                elif asked.vectors is None:
-                    source = made_up(count, 100, 1)
-                    vectors, queries = source.vectors, source.queries
-                else:
-                    whole = np.load(asked.vectors, allow_pickle=False)
-                    vectors, queries = whole[: min(count, len(whole) - 100)], whole[-100:]
+                whole = made_up(count + 100) if asked.vectors is None else np.load(asked.vectors, allow_pickle=False)
+                vectors, queries = whole[: min(count, len(whole) - 100)], whole[-100:]
                 if asked.crowd:
                     with Postgres(server.url, tenant=f"crowd of {count}") as crowd:
                         fill(crowd, vectors)

@@ -7,7 +7,7 @@ sequence has no pages any more, and cannot be computed again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from kilburn.errors import KVError, OutOfBlocks, SpecError
@@ -84,18 +84,6 @@ def compress(
     elif chosen.keep.shape[-1] < before:
         _pack(engine, sequence, chosen.keep)
     return before - len(sequence)
-
-
-def keep_within(
-    engine: Engine, press: Press, budget: int, slack: int = 0, facts: Mapping[int, CachedPage] = NOTHING
-) -> Callable[[CachedSequence], None]:
-    """For `generate(between=...)`: a sequence is pressed whenever it is more than `slack` tokens over the budget."""
-
-    def hold(sequence: CachedSequence) -> None:
-        if len(sequence) > budget + slack:
-            compress(engine, sequence, press, budget, facts)
-
-    return hold
 
 
 def _check_selection(engine: Engine, sequence: CachedSequence, seen: Observation, chosen: Selection, press: Press) -> None:

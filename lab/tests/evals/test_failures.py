@@ -51,7 +51,6 @@ COMMANDS = [
     ("lab", "drift", "--sample", 1, "--passes", 2, "--window", 500),
     ("lab", "tasks", "--sample", 2, "--window", 500),
     ("lab", "answers", "--sample", 2, "--questions", 1, "--window", 500),
-    ("lab", "bench", "session", "--runs", 2, "--window", 2000),
 ]
 
 

@@ -7,7 +7,7 @@ import pytest
 from kilburn.errors import SpecError
 from kilburn_lab.evals.following import EXTRACTORS, PLACES, FollowReport, follow
 from kilburn_lab.evals.sample import HALVES
-from kilburn_lab.evals.talks import PEOPLE, Talk, near, talk
+from kilburn_lab.evals.talks import Talk, talk
 
 SEEDS = range(20)
 
@@ -56,22 +56,8 @@ def test_the_figures_are_of_all_extractors_and_places(report: FollowReport) -> N
         assert set(row.current) == set(PLACES)
         assert 0 <= row.true + row.doubted <= row.facts
         assert all(row.current[where] + row.stale[where] <= row.questions for where in PLACES)
-        assert row.unknown == row.known == 2 * (row.questions - 1)
-        assert row.unknown_withheld >= row.known_withheld
-        assert row.found_withheld <= row.found
     nothing = report.row("none")
     assert (nothing.facts, nothing.current["facts"], nothing.stale["facts"]) == (0, nothing.over, 0)
-
-
-@pytest.mark.parametrize("half", HALVES)
-def test_of_other_people_nothing_that_is_asked_was_said(half: str) -> None:
-    unknown, known, said = PEOPLE[half]
-    for each in _talks(half):
-        for who in (*unknown, *known):
-            assert not any(who.split()[-1] in turn.text for turn in each.turns)
-        assert not any(turn.value in said for turn in each.turns if turn.value)
-    assert all(who in said for who in known)
-    assert near("Where does the user live, in the user's flat?", "Ben") == "Where does Ben live, in Ben's flat?"
 
 
 @pytest.mark.parametrize("options", [{"talks": 0}, {"tokens": 0}, {"half": "x"}, {"extractors": ["x"]}, {"embedder": "nothing"}])

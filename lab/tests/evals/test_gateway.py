@@ -112,9 +112,8 @@ def test_the_pass_through_proxy_changes_nothing() -> None:
 @pytest.mark.slow
 def test_all_systems_are_measured_in_one_run(tmp_path: Path) -> None:
     """Kilburn's gateway beside the proxy that passes on and beside none; the figures are of this machine, and not judged."""
-    picture = tmp_path / "gateway.svg"
     small = ["--requests", "40", "--rounds", "4", "--streams", "20", "--window", "3000", "--sessions", "200"]
-    ran = kilburn("lab", "bench", "gateway", *small, "--json", "--plot", str(picture))
+    ran = kilburn("lab", "bench", "gateway", *small, "--json")
     assert ran.status == 0, ran.err
     report = json.loads(ran.out)
     assert [row["system"] for row in report["rows"]] == ["no proxy", "pass-through", "kilburn"]
@@ -130,7 +129,6 @@ def test_all_systems_are_measured_in_one_run(tmp_path: Path) -> None:
     assert [each["sessions"] for each in report["beginnings"]] == [10, 200]
     assert report["rows"][2]["memory"][-1][0] == 40
     assert 190_000 < report["rows"][0]["latencies"][1]["tokens"] < 230_000
-    assert picture.read_bytes().startswith(b"<?xml")
 
 
 @pytest.mark.parametrize(

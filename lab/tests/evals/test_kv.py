@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,7 +21,7 @@ from kilburn_kv.prefixes import PrefixKey
 from kilburn_kv.tables import Tables
 from kilburn_lab.evals.kv import ONLINE, TTLS, Optimum, evaluate, expire, replay, sample, serve
 from kilburn_lab.evals.kv_orders import FifoOrder, GreedyDual, LfuOrder, S3Fifo
-from kilburn_lab.evals.kv_report import MIN, OURS, draw
+from kilburn_lab.evals.kv_report import MIN, OURS
 from kilburn_lab.evals.kv_traces import Moment, RecordedPrompt, Trace, read, synthetic, weave
 from kilburn_lab.evals.return_odds import ReturnOdds, order_of
 
@@ -429,11 +428,3 @@ def test_the_command_prints_json_or_a_table_and_refuses_what_it_does_not_know() 
     refused = kilburn("lab", "kv", "--policy", "clairvoyant")
     assert refused.status == 2
     assert "known: fifo" in refused.err
-
-
-def test_a_picture_is_drawn_the_same_each_time(traces: list[Trace], tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    report = evaluate(traces[:4], capacities=[300_000, 600_000], hours=1)
-    draw(tmp_path / "one.svg", report)
-    draw(tmp_path / "two.svg", msgspec.json.decode(report.to_json(), type=type(report)))
-    assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()

@@ -10,11 +10,9 @@ from kilburn_lab.cli import (  # noqa: F401 -- importing them registers their ve
     change,
     chat,
     drift,
-    equivalence,
     guidelines,
     kv,
     natural,
-    nested,
     pleas,
     poisoning,
     recursion,
@@ -24,7 +22,6 @@ from kilburn_lab.cli import (  # noqa: F401 -- importing them registers their ve
     table,
     tasks,
     trajectories,
-    vectors,
     workflows,
 )
 from kilburn_lab.cli.verbs import lab

@@ -8,14 +8,11 @@ from typing import Any
 
 import typer
 
-from kilburn_lab.cli.verbs import DATA, Option, Work, lab, peers_of, verb
+from kilburn_lab.cli.verbs import Option, Work, lab, peers_of, verb
 from kilburn_lab.evals.gateway import PEERS
 from kilburn_lab.evals.gateway import evaluate as evaluate_gateway
-from kilburn_lab.evals.gateway_report import draw
 from kilburn_lab.evals.load_report import LoadReport
-from kilburn_lab.evals.load_report import draw as draw_load
 from kilburn_lab.evals.measure import Progress
-from kilburn_lab.evals.report import EvalReport
 
 benches = typer.Typer(help="Measure how fast the parts are on this machine.", no_args_is_help=True, rich_markup_mode=None)
 lab.add_typer(benches, name="bench")
@@ -35,22 +32,8 @@ Examples:
 
     kilburn lab bench gateway
 
-    kilburn lab bench gateway --requests 1000 --peer litellm=/tmp/peers/bin/python --plot gateway.svg
+    kilburn lab bench gateway --requests 1000 --peer litellm=/tmp/peers/bin/python
 """
-
-
-def _session(data: Path | None = None, *, progress: Progress, **options: Any) -> EvalReport:
-    """Replay a long session of a coding assistant through the gateway: what is shipped, cached and lost.
-
-    A client on Anthropic's SDK resends everything. Beside the gateway: the client alone, and one that truncates its history.
-
-    Example:
-
-        kilburn lab bench session --window 4000
-    """
-    from kilburn_lab.evals.gateway_session import evaluate  # it needs the gateway, an extra
-
-    return evaluate(data, progress=progress, **options)
 
 
 def _load(*, over: Sequence[str] | None, progress: Progress, **options: Any) -> LoadReport:
@@ -66,7 +49,7 @@ def _load(*, over: Sequence[str] | None, progress: Progress, **options: Any) -> 
 
         kilburn lab bench load --over sqlite --kill-gateways 5 --seed 7
 
-        kilburn lab bench load --full --plot load.svg --json
+        kilburn lab bench load --full --json
     """
     from kilburn_lab.evals.load import FILE, POSTGRES, evaluate  # it needs the gateway, an extra
 
@@ -78,8 +61,6 @@ verb(
     evaluate_gateway,
     Work("asking", "request", 0.01, {"requests": 10_000, "rounds": 100, "streams": 200, "sessions": 10_000}),
     GATEWAY,
-    draw,
-    "latency and memory",
     among=benches,
     requests=Option("Requests to each system, 16 at once; memory is read meanwhile.", least=1),
     rounds=Option("Requests whose first byte is waited for.", least=1),
@@ -101,8 +82,6 @@ verb(
         "asking", "exchange", 0.1, {"sessions": 1000, "clients": 50}
     ),  # half an hour: 50 clients that ask every ten seconds come to 9,000 requests
     _load.__doc__,
-    draw_load,
-    "waiting times and memory",
     among=benches,
     over=Option(
         "sqlite, postgres (one of its own) or a URL of one; may be given again. The first two by default.",
@@ -123,16 +102,4 @@ verb(
     leaving=Option("Some clients hang up in the middle of a stream.", name="--leaving/--no-leaving", kind=bool, default=True),
     seed=Option("Of what is said, and who is killed.", kind=int, default=0),
     logs=Option("Leave the logs of the gateways there, to find out what went wrong.", "DIR", kind=Path | None, default=None),
-)
-verb(
-    "session",
-    _session,
-    Work("replaying", "request", 0.025, {"runs": 10}),
-    _session.__doc__,
-    among=benches,
-    data=DATA,
-    runs=Option("Runs that are joined to one session.", least=1, kind=int, default=3),
-    window=Option("Tokens of four characters.", least=1, kind=int, default=8000),
-    policy=Option("What decides at the gateway's window.", "SPEC", kind=str, default="cost"),
-    seed=Option("Of the made-up runs.", kind=int, default=0),
 )

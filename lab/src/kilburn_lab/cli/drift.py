@@ -12,7 +12,6 @@ from __future__ import annotations
 from kilburn.cli.model_loading import open_model
 from kilburn_lab.cli.verbs import DATA, Option, Work, verb
 from kilburn_lab.evals.drift import POLICIES, evaluate
-from kilburn_lab.evals.drift_report import draw
 from kilburn_lab.evals.plants import ARMS
 
 verb(
@@ -20,8 +19,6 @@ verb(
     evaluate,
     Work("compacting", "trial", 0.34, {"replicates": 20}),
     __doc__,
-    draw,
-    "the curves",
     policies=Option(f"A policy; may be given again. {', '.join(POLICIES)} by default.", "SPEC", "--policy"),
     arms=Option(f"Where the rules stand: {', '.join(ARMS)}; may be given again. All by default.", "NAME", "--arm"),
     window=Option("Tokens of four characters."),

@@ -22,9 +22,6 @@ verb(
     rules=Option("Hidden rules.", "N", "--sample", least=1),
     feedback=Option("That is given by each rule, at most.", "N", least=1),
     tickets=Option("That are answered each time.", "N", least=1),
-    reasons=Option("Feedback out of a hundred that says why.", "N", least=0),
     half=Option("Whose wordings tickets and feedback have.", "|".join(HALVES)),
-    model=Option("What answers in place of the script.", "SPEC"),
-    distil=Option("What writes the guidelines: rule, or model.", "NAME"),
     seed=Option("The first seed."),
 )

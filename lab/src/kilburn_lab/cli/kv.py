@@ -13,7 +13,7 @@ from typing import Any
 
 from kilburn.errors import MissingExtra
 from kilburn_lab.cli.verbs import HALF, Option, Work, verb
-from kilburn_lab.evals.kv_report import CacheReport, draw
+from kilburn_lab.evals.kv_report import CacheReport
 from kilburn_lab.evals.measure import Progress
 
 MADE = 60
@@ -56,8 +56,6 @@ verb(
     _measured,
     Work("replaying", "replay", 0.05, {"traces": None}),
     __doc__,
-    draw,
-    "the hit rates",
     data=Option("Traces, one a line, .gz too; made-up ones where left out.", "FILE"),
     capacities=Option("Of the cache; may be given again. 1, 2 and 4 million by default.", "TOKENS", "--capacity"),
     policies=Option("An order of eviction; may be given again. All by default; lru and min always.", "NAME", "--policy"),

@@ -13,7 +13,6 @@ Examples:
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from kilburn_lab.cli.retrieval import embedder_of
 from kilburn_lab.cli.verbs import WINDOWS, Option, Work, policies_of, verb
 from kilburn_lab.evals.corpora import answers_of, corpora, synthetic
 from kilburn_lab.evals.natural import POLICIES, NaturalReport, evaluate
-from kilburn_lab.evals.pareto import draw
 
 CONVERSATIONS, SESSIONS = 3, 100
 """Of made-up data: so many are longer than a window of 4,000 tokens."""
@@ -47,7 +45,6 @@ verb(
     _measured,
     Work("asking", "turn", 0.002, {"windows": (2000, 4000, 8000), "conversations": None, "sample": None}),
     __doc__,
-    partial(draw, worth="shown"),
     like=evaluate,
     data=Option("Conversations, one a line, .gz too; made-up ones where left out.", "FILE"),
     policies=policies_of(POLICIES),
@@ -55,6 +52,6 @@ verb(
     embedder=Option("minilm, hashing, ...; none for words alone.", "SPEC"),
     conversations=Option("Only the first so many conversations.", "N", least=1),
     sample=Option("Only so many questions of each conversation, drawn by the seed.", "N", least=1),
-    priced=True,
+    worth="shown",
     seed=Option("Of made-up conversations, of the questions that are drawn, and of intervals."),
 )

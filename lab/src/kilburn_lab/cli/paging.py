@@ -12,7 +12,6 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from kilburn_lab.evals.baselines import BASELINES
 from kilburn_lab.evals.outcomes import PolicyCounts
 from kilburn_lab.evals.paging import evaluate
 from kilburn_lab.evals.paging_report import PagingReport
-from kilburn_lab.evals.pareto import draw
 from kilburn_lab.evals.roster import everybody
 from kilburn_lab.evals.sample import sample_of
 
@@ -68,7 +66,6 @@ verb(
     _measured,
     Work("evaluating", "run", 0.05, {"windows": (1000, 2000, 4000, 8000), "sample": None}),
     __doc__,
-    partial(draw, worth="survival"),
     like=evaluate,
     data=DATA,
     sources=SOURCES,
@@ -87,5 +84,5 @@ verb(
     seed=Option("For made-up runs and for the intervals."),
     out=Option("Write each policy and window there when done, with all outcomes.", "FILE"),
     resume=Option("Go on with what is in the file of --out."),
-    priced=True,
+    worth="survival",
 )

@@ -13,15 +13,12 @@ from __future__ import annotations
 
 from kilburn_lab.cli.verbs import Option, Work, peers_of, verb
 from kilburn_lab.evals.scale import PEERS, evaluate
-from kilburn_lab.evals.scale_report import draw
 
 verb(
     "scale",
     evaluate,
     Work("storing and asking", "fact", 0.0007, {"counts": (1000, 10_000, 100_000, 1_000_000)}),
     __doc__,
-    draw,
-    "times against facts",
     counts=Option("Facts; may be given again. 5000 by default.", name="--count", least=1),
     many=Option("Questions to each system.", name="--questions", least=1),
     peers=Option(

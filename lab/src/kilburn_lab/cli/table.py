@@ -11,15 +11,12 @@ from __future__ import annotations
 
 from kilburn_lab.cli.verbs import Option, Work, verb
 from kilburn_lab.evals.table import evaluate
-from kilburn_lab.evals.table_report import draw
 
 verb(
     "table",
     evaluate,
     Work("streaming", "session", 0.18, {"count": 200}),
     __doc__,
-    draw,
-    "accuracy and utilisation",
     policies=Option("A policy; may be given again. All that ship by default.", "SPEC", "--policy"),
     count=Option("How many sessions.", name="--sample", least=1),
     interactions=Option("Of each session.", least=1),

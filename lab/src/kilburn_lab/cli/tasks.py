@@ -11,18 +11,14 @@ Examples:
 
 from __future__ import annotations
 
-from functools import partial
-
 from kilburn_lab.cli.verbs import WINDOWS, WRITER, Option, Work, policies_of, verb
 from kilburn_lab.evals.acting import EVERYBODY, evaluate
-from kilburn_lab.evals.pareto import draw
 
 verb(
     "tasks",
     evaluate,
     Work("working", "task", 0.08, {"count": 32}),
     __doc__,
-    partial(draw, worth="solved"),
     policies=policies_of(EVERYBODY),
     windows=WINDOWS,
     count=Option("How many tasks.", name="--sample", least=1),
@@ -32,6 +28,6 @@ verb(
     model=Option("A model that decides in place of the script; it reads the window.", "SPEC", kind=str, default=""),
     writer=WRITER,
     sources=Option("Make the tasks from C headers, such as those of /usr/include.", "DIR"),
-    priced=True,
+    worth="solved",
     seed=Option("Of the tasks and of the intervals."),
 )

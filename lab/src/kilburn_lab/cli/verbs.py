@@ -23,7 +23,7 @@ from kilburn.terminal import say, show
 from kilburn.wire.recording import FORMS
 from kilburn_lab.evals.cost import Rates, rates_of
 from kilburn_lab.evals.measure import Progress
-from kilburn_lab.evals.pareto import REFILLED
+from kilburn_lab.evals.pareto import REFILLED, draw
 from kilburn_lab.evals.providers import PROVIDERS
 from kilburn_lab.evals.report import EvalReport
 from kilburn_lab.evals.sample import HALVES
@@ -142,32 +142,27 @@ def verb(
     measure: Callable[..., EvalReport],
     work: Work,
     words: str | None,
-    draw: Callable[..., None] | None = None,
-    drawn: str = "",
     like: Callable[..., EvalReport] | None = None,
     among: typer.Typer = lab,
-    priced: bool = False,
+    worth: str = "",
     **options: Option,
 ) -> None:
-    """Make a verb that measures, prints the report, and writes its rows and draws it where that is wanted.
+    """Make a verb that measures, prints the report, and writes its rows to a file on request.
 
     Args:
         name: of the verb. measure: gets the options as arguments, `progress`, and `force` if it writes.
         words: what `--help` says.
         like: what gets the options for which the measure has no argument of that name.
-        draw: draws the report; it gets those options that it has arguments for. drawn: what, for `--help`; "" if `plot` is one
-            of the options.
-        priced: whether `PRICED` are options too. The measure gets `rates` for them, and `draw` the axis.
+        worth: the field of the rows that a picture compares with the cost. If given, `PRICED` are options too, and the measure
+            gets `rates` for them.
         options: by the measure's argument.
     """
-    options |= PRICED if priced else {}
+    options |= PRICED if worth else {}
     known = {**signature(like or measure, eval_str=True).parameters, **signature(measure, eval_str=True).parameters}
     parameters = [
         option.parameter(argument, known.get(argument), sampled=argument in work.full) for argument, option in options.items()
     ]
     parameters.append(_full_option(work.full, options).parameter("full", None))
-    if drawn:
-        parameters.append(Option(f"Draw {drawn}; .svg, .png or .pdf.", "FILE", kind=Path | None).parameter("plot", None))
     for argument, kind, default in (("csv", Csv, None), ("force", Force, False), ("json", Json, False)):
         parameters.append(Parameter(argument, Parameter.KEYWORD_ONLY, default=default, annotation=kind))
 
@@ -187,12 +182,10 @@ def verb(
                 chosen[argument] = option.by(value)
             elif value or argument not in known or _sequence_in(known[argument].annotation) is None:
                 chosen[argument] = value
-        axis = {}
-        if priced:
-            del chosen["plot"]
-            axis = {"axis": chosen.pop("axis")}
+        if worth:
+            del chosen["plot"], chosen["axis"]
             chosen["rates"] = rates_of(chosen.pop("prices"), chosen.pop("pause"))
-            _check_axis(plot, axis["axis"], chosen["rates"])
+            _check_axis(plot, given["axis"], chosen["rates"])
         with progress(work.doing) as update:
             quiet = os.environ.get("KILBURN_QUIET")
             report = measure(**chosen, progress=update if quiet else EstimatedProgress(update, work))
@@ -203,9 +196,8 @@ def verb(
             with write_file(csv, force=force) as file:
                 file.write(report.to_csv().encode("utf-8"))
             say(f"written: {csv}")
-        if plot is not None and draw is not None:
-            wanted = signature(draw).parameters.keys() & chosen.keys()
-            draw(plot, report, **{"force": force} | axis | {argument: chosen[argument] for argument in wanted})
+        if plot is not None:
+            draw(plot, report, worth, given["axis"], force=force)
             say(f"written: {plot}")
         _end_if_failed(report)
 

@@ -23,11 +23,6 @@ verb(
     errands=Option("Of a stream: a third simple, a third of two parts, a third of three.", "N", least=3),
     limit=Option("Steps of an errand, at most.", "STEPS", least=1),
     lies=Option("Of a hundred verdicts, those in which the judge `lying` says the opposite.", "N", least=0),
-    care=Option(
-        "Of a hundred words of a request, those that a program's help must have before the script tries it.", "N", least=0
-    ),
     half=Option("Whose wordings the errands have.", "|".join(HALVES)),
-    model=Option("What does the errands in place of the script.", "SPEC"),
-    induce=Option("What makes a workflow of a success: rule, or model.", "NAME"),
     seed=Option("The first seed."),
 )

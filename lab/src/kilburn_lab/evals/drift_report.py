@@ -1,17 +1,15 @@
-"""The report of `kilburn_lab.evals.drift`: trials, their rows, tables and picture."""
+"""The report of `kilburn_lab.evals.drift`: trials, their rows and tables."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 
 import msgspec
 
 from kilburn_lab.evals.baselines import CHARACTERS
 from kilburn_lab.evals.intervals import grouped, interval, mean
-from kilburn_lab.evals.report import EvalReport, panel, row_of, table_of
-from kilburn_lab.picture import picture
+from kilburn_lab.evals.report import EvalReport, row_of, table_of
 
 __all__ = ["DriftReport"]
 
@@ -331,22 +329,3 @@ _HEALTH = (
 def _outcomes_of(row: Health) -> str:
     outcomes, asked = (", ".join(f"{name} {count}" for name, count in each.items()) for each in (row.outcomes, row.asked))
     return outcomes + (f"; the model: {asked}" if asked else "")
-
-
-def draw(path: Path, report: DriftReport, *, force: bool = False) -> None:
-    """Draw the share of the facts that the prompt shows, after each compaction; the file's suffix gives the format.
-
-    The dashed lines show what would be left if each compaction lost the mean share.
-
-    Raises:
-        SpecError, MissingExtra, OSError: see `kilburn_lab.picture.picture`.
-    """
-    with picture(path, 9, 4.8, force=force) as figure:
-        axes = figure.add_subplot()
-        for row in report.losses:
-            passes = range(len(row.curve) + 1)
-            (line,) = axes.plot(passes, [1.0, *row.curve], linewidth=1.8, marker="o", markersize=3.5, label=row.policy)
-            kept = [(1 - row.rate) ** number for number in passes]
-            axes.plot(passes, kept, linewidth=1, linestyle="--", color=line.get_color())
-        title = f"A window of {report.window:,} tokens; dashed: the mean loss a compaction, compounded"
-        panel(axes, title, ylim=(-0.02, 1.05), xlabel="compactions", ylabel="facts in the window, verbatim")

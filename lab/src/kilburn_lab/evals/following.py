@@ -31,12 +31,12 @@ from kilburn.model import Delta, Reply, Request
 from kilburn.opening import Store
 from kilburn.page import Page, Place
 from kilburn.search.choice import vectors_for
-from kilburn.search.found import Findings, Found
+from kilburn.search.found import Found
 from kilburn.testing import FakeClock
 from kilburn_lab.evals.measure import Progress, check_known, unwatched
 from kilburn_lab.evals.report import EvalReport, grid, table_of
 from kilburn_lab.evals.sample import HALVES
-from kilburn_lab.evals.talks import PEOPLE, TOPICS_OF, Talk, TalkFact, TalkQuestion, TalkTurn, near, talk
+from kilburn_lab.evals.talks import TOPICS_OF, Talk, TalkFact, TalkQuestion, TalkTurn, talk
 
 EXTRACTORS = ("none", "rules", "perfect", "careless")
 PLACES = ("facts", "sessions", "all", "brought")
@@ -79,9 +79,6 @@ class FollowRow(msgspec.Struct, frozen=True, kw_only=True):
         facts: facts in force at the end that say something of what was talked about; `true` those that are true, `doubted`
             those that are not, and are marked; `needless` those that are true, and are marked.
         traps: facts in force that came from a trap; of so many traps. `invented`: facts with a value that nobody said.
-        unknown, known: the same questions about another person, of whom nothing was said, or of whom something else was;
-            `_withheld` those of which a search that may abstain withholds what it found.
-        found: questions whose answer such a search finds; `found_withheld` those of which it withholds it.
         questions: that were asked in each place; of `over` of them the answer is that it is over. For each place: answers with
             the current value, those with only a stale one, and those in which the current one came first.
     """
@@ -96,12 +93,6 @@ class FollowRow(msgspec.Struct, frozen=True, kw_only=True):
     traps: int
     of_traps: int
     invented: int
-    unknown: int
-    unknown_withheld: int
-    known: int
-    known_withheld: int
-    found: int
-    found_withheld: int
     questions: int
     over: int
     current: dict[str, int]
@@ -138,15 +129,9 @@ class FollowReport(EvalReport, frozen=True, kw_only=True):
             for row in self.rows
             for where in PLACES
         ]
-        withheld = (
-            "extractor={extractor} | withheld: of another person={unknown_withheld}/{unknown} | "
-            "of whom something else was said={known_withheld}/{known} | answers={found_withheld}/{found}"
-        )
-        misses = table_of(self.rows, withheld, ("extractor",))
-        made = f"{facts}\n\n{grid(heads, body, ('extractor', 'over'))}\n\n{misses}"
         vectors = "no vectors" if self.embedder == "none" else f"vectors of {self.embedder}"
         which = f"{self.talks} talks of the half {self.half!r} from seed {self.seed}, {self.tokens} tokens an answer, {vectors}"
-        return f"{made}\n\n{which}"
+        return f"{facts}\n\n{grid(heads, body, ('extractor', 'over'))}\n\n{which}"
 
 
 def follow(
@@ -217,34 +202,7 @@ def _measured(told: Talk, extractor: str, tokens: int, embedder: str) -> tuple[d
         clock.now = told.end
         embed(store)
         answers = [_answered(store, told, extractor, question, where, tokens) for where in PLACES for question in told.asked]
-        figures = _facts(store, told)
-        return figures | _withheld(store, told, tokens), answers
-
-
-def _withheld(store: Store, told: Talk, tokens: int) -> dict[str, int]:
-    """What a search withholds that may abstain; at its end other people are spoken of."""
-
-    def search(text: str) -> Findings:
-        return store.search(text, tokens, None, user=USER, abstain=True)
-
-    count = dict.fromkeys(("unknown", "unknown_withheld", "known", "known_withheld", "found", "found_withheld"), 0)
-    for question in told.asked:
-        hits = search(question.text)
-        if any(
-            (question.value and _has(hit.text, question.value)) or _ends(hit.text, question) for hit in (*hits, *hits.withheld)
-        ):
-            count["found"] += 1
-            count["found_withheld"] += not hits
-    unknown, known, said = PEOPLE[told.half]
-    for of, people in (("unknown", unknown), ("known", known)):
-        for question in told.asked:
-            for who in people if question.topic != "date" else ():
-                count[of] += 1
-                count[f"{of}_withheld"] += not search(near(question.text, who))
-        if of == "unknown":
-            store.session("others", user=USER).append({"role": "user", "content": said})
-            embed(store)
-    return count
+        return _facts(store, told), answers
 
 
 def timed(path: str, clock: FakeClock, embedder: str = "none") -> Store:

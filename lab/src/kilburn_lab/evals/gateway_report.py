@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from kilburn_lab.evals.report import EvalReport, panel, row_of, table_of
-from kilburn_lab.picture import picture
+from kilburn_lab.evals.report import EvalReport, row_of, table_of
 
 
 class Goal(NamedTuple):
@@ -163,29 +161,3 @@ class GatewayReport(EvalReport, frozen=True, kw_only=True):
                 ),
             ]
         )
-
-
-def draw(path: Path, report: GatewayReport, *, force: bool = False) -> None:
-    """Draw the time that each system adds to the first byte, and its memory; the file's suffix gives the format.
-
-    Raises:
-        SpecError, MissingExtra, OSError: see `kilburn_lab.picture.picture`.
-    """
-    rows = [row for row in report.rows if row.memory]
-    with picture(path, 9, 3.8, force=force) as figure:
-        added, memory = figure.subplots(1, 2)
-        small = {"fontsize": 8}
-        sizes = [each.messages for each in rows[0].latencies if each.streamed]
-        for index, size in enumerate(sizes):
-            places = [at + 0.4 * index for at in range(len(rows))]
-            own = [row.at(size) for row in rows]
-            bars = added.barh(places, [max(each.added_p50, 0.01) for each in own], 0.36, label=f"{size:,} messages, p50")
-            added.plot([max(each.added_p95, 0.01) for each in own], places, "|", color=bars[0].get_facecolor(), markersize=12)
-        added.set_yticks([at + 0.2 * (len(sizes) - 1) for at in range(len(rows))], [row.system for row in rows])
-        added.set_ylim(len(rows) - 0.3, -0.85)
-        added.tick_params(axis="x", which="minor", labelbottom=False)
-        panel(added, "To the first byte", small, xscale="log", xlabel="milliseconds added; the mark is p95")
-        added.set_xlim(left=0.1)
-        for row in rows:
-            memory.plot([at for at, _ in row.memory], [size / 2**20 for _, size in row.memory], label=row.system)
-        panel(memory, "Memory", small, xlabel="requests", ylabel="MiB", ylim=(0, None))

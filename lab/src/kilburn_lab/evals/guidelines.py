@@ -6,7 +6,7 @@ example, else says what is usual. After a wrong answer a user says what is right
 Its answers to other tickets, of which it is told nothing, are counted after each so many feedbacks: with no memory, with
 examples alone, with guidelines alone, and with both. What is right, the hidden rule says; it is not what distils the feedback.
 
-Then the feedback is forgotten, one after the other: half of it, and all. With a model, the model answers.
+Then the feedback is forgotten, one after the other: half of it, and all.
 """
 
 from __future__ import annotations
@@ -14,15 +14,12 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
 import kilburn
 from kilburn.errors import SpecError
-from kilburn.kernel.resolve import resolve
 from kilburn.memory.guidelines import Guidelines
-from kilburn.model import build_request, complete
 from kilburn_lab.evals.intervals import grouped, interval, mean
 from kilburn_lab.evals.measure import Progress, check_known, unwatched
 from kilburn_lab.evals.report import EvalReport, table_of
@@ -32,6 +29,9 @@ ARMS = ("none", "examples", "guidelines", "both")
 COUNTS = (0, 1, 2, 4, 8, 16, 32)
 OWNER, USUAL = "tickets", "normal"
 LABELS = ("urgent", "later", "escalate", "refuse")
+REASONS = 60
+"""Feedback out of a hundred that says why."""
+
 PATIENCE = 600
 """Tickets after which the feedback ends, if the agent makes no mistake any more."""
 
@@ -151,7 +151,6 @@ class GuidelineReport(EvalReport, frozen=True, kw_only=True):
     seed: int
     half: str
     rules: int
-    reasons: int
     rows: list[GuidelineRow]
 
     def table(self) -> str:
@@ -160,7 +159,7 @@ class GuidelineReport(EvalReport, frozen=True, kw_only=True):
             "shown={shown} | feedback={feedback} | forgotten={forgotten} | answers={answers} | right={right:.2f} | "
             "95%={low:.2f} {high:.2f} | more={more:+.2f} | 95% ={more_low:+.2f} {more_high:+.2f} | notes={notes:.1f}"
         )
-        words = f"Means over {self.rules} hidden rules; a reason stands in {self.reasons}% of the feedback."
+        words = f"Means over {self.rules} hidden rules; a reason stands in {REASONS}% of the feedback."
         return f"{table_of(self.rows, columns, ('shown',))}\n{words}"
 
 
@@ -179,10 +178,7 @@ def evaluate(
     rules: int = 4,
     feedback: int = 32,
     tickets: int = 40,
-    reasons: int = 60,
     half: str = HALVES[0],
-    model: str = "",
-    distil: str = "rule",
     seed: int = 0,
     progress: Progress = unwatched,
 ) -> GuidelineReport:
@@ -190,43 +186,33 @@ def evaluate(
 
     Args:
         rules: hidden rules. feedback: that is given for each, at most. tickets: that are answered each time.
-        reasons: feedback out of a hundred that says why.
-        model: a spec of what answers; "" for the script. distil: "rule", or "model" for what writes the guidelines.
 
     Raises:
         SpecError: no such arm or half, or fewer than one rule, feedback or ticket.
     """
     check_known("memory", arms, ARMS)
     check_known("half", [half], HALVES)
-    check_known("way to distil", [distil], ("rule", "model"))
-    if rules < 1 or feedback < 1 or tickets < 1 or not 0 <= reasons <= 100:
-        what = f"rules={rules}, feedback={feedback}, tickets={tickets}, reasons={reasons}"
-        raise SpecError(what, advice="give 1 or more of each; reasons from 0 to 100")
-    if distil == "model" and not model:
-        raise SpecError("--distil model without a model", advice="give --model SPEC")
-    speaker = resolve("models", model) if model else None
+    if rules < 1 or feedback < 1 or tickets < 1:
+        raise SpecError(f"rules={rules}, feedback={feedback}, tickets={tickets}", advice="give 1 or more of each")
     wanted = tuple(dict.fromkeys(("none", *arms)))
     counts = sorted({count for count in COUNTS if count < feedback} | {feedback})
     found: list[_Answered] = []
     progress(0, rules)
     for number in range(seed, seed + rules):
-        found += _one(number, half, wanted, counts, tickets, reasons, speaker, distil)
+        found += _one(number, half, wanted, counts, tickets)
         progress(number - seed + 1, rules)
     keys = [("none", 0, 0), *((shown, count, 0) for shown in wanted if shown != "none" for count in counts)]
     keys += [("both", counts[-1], gone) for gone in (counts[-1] // 2, counts[-1]) if "both" in wanted and gone]
     rows = [_row(found, *key, seed) for key in keys]
-    return GuidelineReport(seed=seed, half=half, rules=rules, reasons=reasons, rows=rows)
+    return GuidelineReport(seed=seed, half=half, rules=rules, rows=rows)
 
 
-def _one(
-    seed: int, half: str, arms: Sequence[str], counts: Sequence[int], tickets: int, reasons: int, model: Any, distil: str
-) -> list[_Answered]:
+def _one(seed: int, half: str, arms: Sequence[str], counts: Sequence[int], tickets: int) -> list[_Answered]:
     """The answers under one hidden rule."""
     rule, chance = HiddenRule(seed, half), random.Random(f"guidelines/{seed}/users")
     asked = [rule.ticket() for _ in range(tickets)]
     found: list[_Answered] = []
     given: list[str] = []
-    distiller = model if distil == "model" else None
     with kilburn.open(":memory:", window=200_000, policy="fifo", tokenizer="chars/4", embedder=None) as store:
         guidelines, session = Guidelines(store, OWNER), store.session("feedback", user=OWNER)
 
@@ -235,7 +221,7 @@ def _one(
             for ticket in asked:
                 texts = _shown(guidelines, rule.text(ticket))
                 for arm in shown:
-                    right = _answer(texts, rule.text(ticket), arm, model) == rule.right(ticket)
+                    right = _answer(texts, rule.text(ticket), arm) == rule.right(ticket)
                     found.append(_Answered(seed, arm, feedback, forgotten, right, notes))
 
         seen = 0
@@ -243,20 +229,20 @@ def _one(
             while len(given) < goal and seen < PATIENCE:
                 seen += 1
                 ticket = rule.ticket()
-                answer = _answer(_shown(guidelines, rule.text(ticket)), rule.text(ticket), "both", model)
+                answer = _answer(_shown(guidelines, rule.text(ticket)), rule.text(ticket), "both")
                 if answer == rule.right(ticket):
                     continue
-                said = rule.feedback(ticket, reason=chance.randrange(100) < reasons)
+                said = rule.feedback(ticket, reason=chance.randrange(100) < REASONS)
                 session.append({"role": "user", "content": rule.text(ticket)}, {"role": "assistant", "content": answer})
                 given.append(session.append({"role": "user", "content": said}))
                 session.append({"role": "assistant", "content": "Noted."})
-                guidelines.learn(session, model=distiller)
+                guidelines.learn(session)
             count(goal, 0, [arm for arm in arms if arm != "none" or goal == 0])
         if "both" in arms:
             chance.shuffle(given)
             half_of = len(given) // 2
             for at, address in enumerate(given, 1):
-                guidelines.unalign(session, address, model=distiller)
+                guidelines.unalign(session, address)
                 if at in (half_of, len(given)):
                     # Where the agent made no mistake any more, there was less feedback than was asked for.
                     count(counts[-1], counts[-1] // 2 if at == half_of else counts[-1], ("both",))
@@ -267,15 +253,10 @@ def _shown(guidelines: Guidelines, ticket: str) -> list[str]:
     return [message.parts[0].text for message in guidelines.messages(ticket)]
 
 
-def _answer(shown: Sequence[str], ticket: str, arm: str, model: Any) -> str:
+def _answer(shown: Sequence[str], ticket: str, arm: str) -> str:
     """What is answered to a ticket beside what an arm shows of the guidelines and the examples."""
     kept = [text for text in shown if arm == "both" or text.startswith(f"<{arm}-")]
-    prompt = "\n".join((*kept, f"Ticket: {ticket}"))
-    if model is None:
-        return decided(prompt, ticket)
-    ask = f"{prompt}\nDecide this ticket in one word: {', '.join((*LABELS, USUAL))}. What is usual is {USUAL}."
-    said = complete(model, build_request(model, ask, max_tokens=8, temperature=0.0)).text.lower()
-    return next((label for label in (*LABELS, USUAL) if label in said), USUAL)
+    return decided("\n".join((*kept, f"Ticket: {ticket}")), ticket)
 
 
 def _row(found: Sequence[_Answered], shown: str, feedback: int, forgotten: int, seed: int) -> GuidelineRow:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import msgspec
 
 from kilburn_lab.evals.intervals import resampled
-from kilburn_lab.evals.report import EvalReport, panel, row_of, table_of
-from kilburn_lab.picture import picture
+from kilburn_lab.evals.report import EvalReport, row_of, table_of
 
 LRU, MIN, OURS, FORETOLD, INFINITE = "lru", "min", "returning", "foretold", "infinite"
 
@@ -168,25 +166,3 @@ def _rate(tally: HitTally, lru: HitTally | None, best: HitTally | None, seed: in
 
 def _share(tally: HitTally, drawn: Sequence[int]) -> float:
     return sum(tally.hits[trace] for trace in drawn) / max(1, sum(tally.units[trace] for trace in drawn))
-
-
-def draw(path: Path, report: CacheReport, *, force: bool = False) -> None:
-    """Draw hit rates over capacities, to the format that the file's name says.
-
-    Raises:
-        SpecError, MissingExtra, OSError: see `kilburn_lab.picture.picture`.
-    """
-    arms = list(dict.fromkeys(rate.subs for rate in report.rates))
-    with picture(path, 6.5 * len(arms), 4.8, force=force) as figure:
-        for number, subs in enumerate(arms, 1):
-            axes = figure.add_subplot(1, len(arms), number)
-            mine = [rate for rate in report.rates if rate.subs == subs]
-            for policy in dict.fromkeys(rate.policy for rate in mine if rate.capacity):
-                line = sorted((rate.capacity / 1e6, rate.hit) for rate in mine if rate.policy == policy and rate.capacity)
-                strong = policy in (OURS, MIN, LRU)
-                axes.plot(*zip(*line, strict=True), marker="o", markersize=3.5, linewidth=2 if strong else 1, label=policy)
-            for rate in mine:
-                if rate.policy == INFINITE:
-                    axes.axhline(rate.hit, color="#718096", linewidth=0.8, linestyle="--", label=INFINITE)
-            labels = {"xlabel": "capacity, million tokens", "ylabel": "share of tokens cached"}
-            panel(axes, f"{'with' if subs else 'without'} sub-agents", {"fontsize": 8}, ylim=(0, 1), **labels)

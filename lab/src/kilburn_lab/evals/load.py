@@ -27,7 +27,7 @@ from contextlib import ExitStack, suppress
 from itertools import count
 from pathlib import Path
 from statistics import median, quantiles
-from typing import Any
+from typing import Any, NamedTuple
 
 from kilburn.backends.places import is_url
 from kilburn.backends.postgres.server import OwnServer
@@ -36,7 +36,7 @@ from kilburn.gateway.history import SESSIONS
 from kilburn_lab.evals import load_check
 from kilburn_lab.evals.gateway import family, stub_of
 from kilburn_lab.evals.load_client import AnswerWait, Crowd, SessionRecord
-from kilburn_lab.evals.load_report import Disturbance, Latencies, LoadReport, LoadRow, growth
+from kilburn_lab.evals.load_report import Latencies, LoadReport, LoadRow, growth
 from kilburn_lab.evals.load_traffic import Script, scripts
 from kilburn_lab.evals.measure import Progress, unwatched
 
@@ -121,6 +121,14 @@ def evaluate(
         load=os.getloadavg()[0],
         rows=rows,
     )
+
+
+class Disturbance(NamedTuple):
+    """What was done to a process, and from when until when it lasted, by the clock of `time.monotonic`."""
+
+    what: str
+    began: float
+    ended: float
 
 
 class _Gateway:
@@ -265,10 +273,6 @@ class _Run:
             latencies=_latencies(crowd.waits, self._disturbances),
             verdict=verdict,
             memory=[growth(name, points, self._warm) for name, points in self._memory.items()],
-            disturbances=[
-                Disturbance(what=each.what, began=each.began - began, ended=each.ended - began) for each in self._disturbances
-            ],
-            waits=[(round(wait.began - began, 3), round(wait.whole, 4)) for wait in crowd.waits[:: 1 + len(crowd.waits) // 2000]],
         )
 
     async def _loaded(self, kill_gateways: float, restart_postgres: float) -> tuple[float, float, list[SessionRecord]]:
@@ -340,7 +344,7 @@ class _Run:
                 return
             began = time.monotonic()
             what = await disturb(number)
-            self._disturbances.append(Disturbance(what=what, began=began, ended=time.monotonic()))
+            self._disturbances.append(Disturbance(what, began, time.monotonic()))
 
     async def _kill(self, number: int) -> str:
         gateway = self._chance.choice(self._gateways[1:] or self._gateways)

@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import fmean, linear_regression
 
 import msgspec
 
 from kilburn_lab.evals.intervals import resampled
-from kilburn_lab.evals.report import EvalReport, panel, table_of
-from kilburn_lab.picture import picture
+from kilburn_lab.evals.report import EvalReport, table_of
 
 FLAT = 1 << 20
 """Bytes that a thousand requests may add to what is called flat."""
-
-
-class Disturbance(msgspec.Struct, frozen=True, kw_only=True):
-    """What was done, and from when until when it lasted: seconds since the load began."""
-
-    what: str
-    began: float
-    ended: float
 
 
 class Latencies(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,13 +58,11 @@ class MemoryGrowth(msgspec.Struct, frozen=True, kw_only=True):
     """Private memory of a process with its descendants, in bytes.
 
     Args:
-        points: after so many answers.
         before, after: the mean of the first and of the second half of what came after the gateways' memory was full.
         growth: what a thousand answers added there, by the line of least squares. low, high: its interval of 95%.
     """
 
     of: str
-    points: list[tuple[int, float]]
     before: float | None = None
     after: float | None = None
     growth: float | None = None
@@ -94,7 +82,7 @@ def growth(of: str, points: Sequence[tuple[int, float]], warm: int | None) -> Me
     later = [point for point in points if warm is not None and point[0] >= warm]
     half = len(later) // 2
     if half < 4:
-        return MemoryGrowth(of=of, points=[*points])
+        return MemoryGrowth(of=of)
 
     def slope(drawn: Sequence[tuple[int, float]]) -> float | None:
         if len({at for at, _ in drawn}) < 2:
@@ -104,7 +92,6 @@ def growth(of: str, points: Sequence[tuple[int, float]], warm: int | None) -> Me
     low, high = resampled(slope, later, 0) or (None, None)
     return MemoryGrowth(
         of=of,
-        points=[*points],
         before=fmean(size for _, size in later[:half]),
         after=fmean(size for _, size in later[half:]),
         growth=slope(later),
@@ -122,7 +109,6 @@ class LoadRow(msgspec.Struct, frozen=True, kw_only=True):
         unanswered: sessions whose clients gave up. failures: why askings failed, and how often.
         longest_failure: seconds until a failed asking was known to be so, at most.
         kills: of gateways. restarts: of PostgreSQL.
-        waits: of some answers, seconds since the load began, and until the answer's end.
     """
 
     over: str
@@ -139,8 +125,6 @@ class LoadRow(msgspec.Struct, frozen=True, kw_only=True):
     latencies: list[Latencies]
     verdict: LoadVerdict
     memory: list[MemoryGrowth]
-    disturbances: list[Disturbance]
-    waits: list[tuple[float, float]]
 
     @property
     def rate(self) -> float:
@@ -209,26 +193,3 @@ class LoadReport(EvalReport, frozen=True, kw_only=True):
         bad = [(row, name, getattr(row.verdict, name)) for row in self.rows for name in ("lost", "doubled", "wrong", "branches")]
         bad += [(row, "unanswered", row.unanswered) for row in self.rows]
         return [f"{row.over}: {count} {name}" for row, name, count in bad if count]
-
-
-def draw(path: Path, report: LoadReport, *, force: bool = False) -> None:
-    """Draw how long answers took over the time, with what was done meanwhile, and the memory; the file's suffix gives the format.
-
-    Raises:
-        SpecError, MissingExtra, OSError: see `kilburn_lab.picture.picture`.
-    """
-    with picture(path, 9, 3.2 * len(report.rows), force=force) as figure:
-        small = {"fontsize": 8}
-        for (times, sizes), row in zip(figure.subplots(len(report.rows), 2, squeeze=False), report.rows, strict=True):
-            for what, colour in (("kill", "tab:orange"), ("restart", "tab:red")):
-                those = [each for each in row.disturbances if each.what.startswith(what)]
-                for at, each in enumerate(those):
-                    label = {"kill": "a gateway is killed", "restart": "PostgreSQL begins again"}[what]
-                    times.axvspan(each.began, each.ended, alpha=0.3, color=colour, lw=0, label=None if at else label)
-            times.plot(
-                [at for at, _ in row.waits], [1000 * whole for _, whole in row.waits], ".", markersize=2, label="an answer"
-            )
-            panel(times, f"{row.over}: answers", small, yscale="log", xlabel="seconds", ylabel="milliseconds")
-            for one in row.memory:
-                sizes.plot([at for at, _ in one.points], [size / 2**20 for _, size in one.points], label=one.of)
-            panel(sizes, f"{row.over}: memory", small, xlabel="answers", ylabel="MiB", ylim=(0, None))

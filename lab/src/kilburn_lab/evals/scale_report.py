@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 
-from kilburn_lab.evals.report import EvalReport, grid, panel, table_of
-from kilburn_lab.picture import picture
+from kilburn_lab.evals.report import EvalReport, grid, table_of
 
 GOALS = {10_000: (1.0, 2.0), 100_000: (3.0, 6.0), 1_000_000: (10.0, 20.0)}
 """Milliseconds of processor time for a question that Kilburn aims at, by words and with vectors, by the number of facts."""
@@ -91,18 +88,3 @@ class ScaleReport(EvalReport, frozen=True, kw_only=True):
                 figures = (own, goal, own / goal if own and goal else None, own / theirs if own and theirs else None)
                 lines.append([what, f"{row.count:,}", *("-" if one is None else f"{one:,.2f}" for one in figures)])
         return grid(["Kilburn", "facts", "figure", "goal", "x goal", "x floor"], lines, ("Kilburn",))
-
-
-def draw(path: Path, report: ScaleReport, *, force: bool = False) -> None:
-    """Draw the milliseconds of a question against the number of facts; the file's suffix gives the format.
-
-    Raises:
-        SpecError, MissingExtra, OSError: see `kilburn_lab.picture.picture`.
-    """
-    with picture(path, 7, 4.4, force=force) as figure:
-        axes = figure.add_subplot()
-        for system in dict.fromkeys(row.system for row in report.rows):
-            own = sorted((row for row in report.rows if row.system == system), key=lambda row: row.count)
-            (line,) = axes.plot([row.count for row in own], [row.p50 for row in own], marker="o", label=f"{system}, p50")
-            axes.plot([row.count for row in own], [row.p95 for row in own], "--", color=line.get_color(), label="p95")
-        panel(axes, "One question, beyond its embedding", xscale="log", yscale="log", xlabel="facts", ylabel="milliseconds")

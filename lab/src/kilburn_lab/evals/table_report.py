@@ -1,17 +1,15 @@
-"""The report of `kilburn_lab.evals.table`: sessions, their rows, the ordering that was tested, the table and the picture."""
+"""The report of `kilburn_lab.evals.table`: sessions, their rows, the ordering that was tested, and the table."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from statistics import median, quantiles
 
 import msgspec
 
 from kilburn_lab.evals.baselines import CHARACTERS, PLAIN
 from kilburn_lab.evals.intervals import interval
-from kilburn_lab.evals.report import EvalReport, panel, row_of, table_of
-from kilburn_lab.picture import picture
+from kilburn_lab.evals.report import EvalReport, row_of, table_of
 
 ENTRIES = "entries"
 """The name of the usual LRU buffer, which counts entries and not tokens."""
@@ -290,26 +288,3 @@ _BESIDE = (
     "alone={ours.alone:.1%} | with the kernel={ours.overflow:.1%}"
 )
 _MARGINS = "column={column} | is={better} | ahead of={worse} | by={ahead:+.3f} | 95%={low:+.3f} to {high:+.3f} | is it={verdict}"
-
-
-def draw(path: Path, report: TableReport, *, force: bool = False) -> None:
-    """Draw each policy's accuracy and utilisation, best at the top; the file's suffix gives the format.
-
-    Raises:
-        SpecError, MissingExtra, OSError: see `kilburn_lab.picture.picture`.
-    """
-    rows = sorted(report.rows, key=lambda row: row.accuracy or 0)
-    with picture(path, 8, 1.2 + 0.32 * len(rows), force=force) as figure:
-        axes = figure.add_subplot()
-        places = range(len(rows))
-        bars = [row.accuracy or 0 for row in rows]
-        errors = [[bar - row.accuracy_low for bar, row in zip(bars, rows, strict=True)]]
-        errors.append([row.accuracy_high - bar for bar, row in zip(bars, rows, strict=True)])
-        axes.barh(places, bars, height=0.6, color="#90cdf4", xerr=errors, ecolor="#2b6cb0", label="accuracy, 95%")
-        axes.plot([row.utilisation or 0 for row in rows], places, "D", color="#2f855a", markersize=5, label="utilisation")
-        published = [(BRIEF[row.policy].accuracy, at) for at, row in enumerate(rows) if row.policy in BRIEF]
-        if published:
-            axes.plot(*zip(*published, strict=True), "x", color="#718096", label="accuracy in brief 002")
-        title = f"{report.sessions} sessions of {report.interactions} interactions, {report.window:,} tokens"
-        labels = [row.policy for row in rows]
-        panel(axes, title, {"loc": "lower right"}, xlim=(0, 1), yticks=list(places), yticklabels=labels)

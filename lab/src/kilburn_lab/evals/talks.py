@@ -480,22 +480,6 @@ _TASKS = {
 }
 
 
-PEOPLE: Mapping[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
-    "tune": (("Marta", "my aunt"), ("Ben", "my brother"), "Ben and my brother came by and we watched the match until late."),
-    "report": (
-        ("Priya", "my uncle"),
-        ("Joris", "my grandfather"),
-        "Joris and my grandfather helped with the piano, in a great mood.",
-    ),
-}
-"""Half -> people of whom nothing was said; people of whom something else was said, and what."""
-
-
-def near(question: str, who: str) -> str:
-    """The same question about another person."""
-    return question.replace("the user's", f"{who}'s").replace("the user", who)
-
-
 def talk(seed: int, half: str = "tune") -> Talk:
     """The talk of a seed.
 

@@ -12,7 +12,7 @@ workflows nor the judge have a part in that.
 - `lying`: a judge that says the opposite in so many cases out of a hundred (`lies`);
 - `gullible`: a judge that always says yes.
 
-All have the same errands, and the agent's choices are drawn anew for each. With a model, the model does the errands.
+All have the same errands, and the agent's choices are drawn anew for each.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ import kilburn
 from kilburn.agents.loop import Agent, Limits
 from kilburn.agents.tool import Tool
 from kilburn.errors import SpecError
-from kilburn.kernel.resolve import resolve
 from kilburn.kernel.store import Store
 from kilburn.memory.episodes import Episode
 from kilburn.memory.workflows import Workflows
@@ -48,6 +47,9 @@ OWNER = "errands"
 
 ASK = "Do this errand with the programs of this folder, which `ls bin` lists. A program says with --help how it is called."
 
+CARE = 0.8
+"""The share of the words of a request that a program's help must have, before the script tries the program."""
+
 SAME = 0.8
 """The share of words that each part of a request and of a workflow's goal must have in common, before the script follows it."""
 
@@ -57,25 +59,8 @@ _STEP = re.compile(r"\d+\. shell (\{.*\})")
 _USAGE = re.compile(r"usage: (\w+) (.+)\n(.+)")
 _COMMON = frozenset(
     (
-        "a",
-        "and",
-        "are",
-        "be",
-        "by",
-        "do",
-        "for",
-        "in",
-        "into",
-        "is",
-        "it",
-        "its",
-        "now",
-        "of",
-        "please",
-        "the",
-        "then",
-        "this",
-        "to",
+        *("a", "and", "are", "be", "by", "do", "for", "in", "into"),
+        *("is", "it", "its", "now", "of", "please", "the", "then", "this", "to"),
     )
 )
 
@@ -112,15 +97,14 @@ class ErrandScript:
     """A model's stand-in that does errands by what its prompt shows.
 
     Args:
-        chance: in which order it reads the programs' help.
-        care: the share of the words of a request that a program's help must have, before it tries the program. When it has read
-            the help of all, it tries the best.
+        chance: in which order it reads the programs' help. When it has read the help of all, it tries the best.
     """
 
-    name, form, context, tokenizer = "errand-script", "chat", None, "chars/4"
+    name, form, tokenizer = "errand-script", "chat", "chars/4"
+    context: int | None = None
 
-    def __init__(self, chance: random.Random, care: float) -> None:
-        self._chance, self._care = chance, care
+    def __init__(self, chance: random.Random) -> None:
+        self._chance = chance
 
     def stream(self, request: Request) -> Iterator[Delta | Reply]:
         """The next command, or the end of the work."""
@@ -158,7 +142,7 @@ class ErrandScript:
                     return [command for command in filled if command], end - at
         read = [usage for usage in (_USAGE.search(result) for result in looked.done.values()) if usage is not None]
         if looked.unread != []:
-            read = [usage for usage in read if _covered(looked.parts[at], usage[3]) >= self._care]
+            read = [usage for usage in read if _covered(looked.parts[at], usage[3]) >= CARE]
         for usage in sorted(read, key=lambda usage: -_covered(looked.parts[at], usage[3])):
             command = _called(usage[1], usage[2], looked.parts[at])
             if command and not looked.failed(command):
@@ -276,7 +260,6 @@ class FlowReport(EvalReport, frozen=True, kw_only=True):
     streams: int
     limit: int
     lies: int
-    care: int
     kept: dict[str, float]
     retired: dict[str, float]
     rows: list[FlowRow]
@@ -302,10 +285,7 @@ def evaluate(
     errands: int = 36,
     limit: int = 16,
     lies: int = 30,
-    care: int = 80,
     half: str = HALVES[0],
-    model: str = "",
-    induce: str = "rule",
     seed: int = 0,
     progress: Progress = unwatched,
 ) -> FlowReport:
@@ -315,23 +295,17 @@ def evaluate(
         errands: in each stream: a third simple, a third of two parts, a third of three.
         limit: steps of an errand; with 16 the script can read the help of all programs.
         lies: cases out of a hundred in which the judge `lying` says the opposite.
-        care: how careful the script is, in words out of a hundred: see `ErrandScript`.
         half: whose wordings the errands have.
-        model: a spec of what does the errands; "" for the script. induce: "rule", or "model" for what makes workflows.
 
     Raises:
         SpecError: no such arm or half, fewer than one stream or three errands, no bash.
     """
     check_known("judge", arms, ARMS)
     check_known("half", [half], HALVES)
-    check_known("way to induce", [induce], ("rule", "model"))
-    if streams < 1 or errands < 3 or limit < 1 or not (0 <= lies <= 100 and 0 <= care <= 100):
+    if streams < 1 or errands < 3 or limit < 1 or not 0 <= lies <= 100:
         raise SpecError(
             f"streams={streams}, errands={errands}, limit={limit}, lies={lies}", advice="give 1, 3, 1, 0 to 100 or more"
         )
-    if induce == "model" and not model:
-        raise SpecError("--induce model without a model", advice="give --model SPEC")
-    speaker = resolve("models", model) if model else None
     wanted = tuple(dict.fromkeys(("none", *arms)))
     runs: list[ErrandRun] = []
     kept = dict.fromkeys(wanted, 0.0)
@@ -343,28 +317,17 @@ def evaluate(
             world = ErrandWorld(Path(folder), number, half)
             asked = [world.errand(1 + 3 * at // errands) for at in range(errands)]
             for arm in wanted:
-                done = _stream(world, number, asked, arm, limit=limit, lies=lies, care=care, model=speaker, induce=induce)
+                done = _stream(world, number, asked, arm, limit, lies)
                 runs += done[0]
                 kept[arm] += done[1] / streams
                 retired[arm] += done[2] / streams
                 progress(len(runs), total)
     rows = [_row(runs, arm, parts, seed) for arm in wanted for parts in NAMES]
-    return FlowReport(
-        seed=seed, half=half, streams=streams, limit=limit, lies=lies, care=care, kept=kept, retired=retired, rows=rows
-    )
+    return FlowReport(seed=seed, half=half, streams=streams, limit=limit, lies=lies, kept=kept, retired=retired, rows=rows)
 
 
 def _stream(
-    world: ErrandWorld,
-    number: int,
-    asked: Sequence[Errand],
-    arm: str,
-    *,
-    limit: int,
-    lies: int,
-    care: int,
-    model: Any,
-    induce: str,
+    world: ErrandWorld, number: int, asked: Sequence[Errand], arm: str, limit: int, lies: int
 ) -> tuple[list[ErrandRun], int, int]:
     """One stream under one arm: how each errand went, workflows in force in the end, and how many were retired."""
     chance = random.Random(f"workflows/{number}/{arm}")
@@ -373,14 +336,15 @@ def _stream(
         flows = Workflows(store, OWNER)
         for at, errand in enumerate(asked):
             world.begin(errand)
-            speaker = ErrandScript(chance, care / 100) if model is None else model
-            shown, steps = _carried_out(store, world, errand, f"errand-{at}", speaker, flows if arm != "none" else None, limit)
+            shown, steps = _carried_out(
+                store, world, errand, f"errand-{at}", ErrandScript(chance), flows if arm != "none" else None, limit
+            )
             done = world.is_done(errand)
             runs.append(ErrandRun(stream=number, arm=arm, parts=errand.parts, done=done, steps=steps, shown=shown))
             if arm == "none" or (arm == "late" and errand.parts == 1):
                 continue
             verdict = arm == "gullible" or (done != (arm == "lying" and chance.randrange(100) < lies))
-            told = flows.learn(store.session(f"errand-{at}"), judge=_Fixed(verdict), model=model, induce=induce)  # type: ignore[arg-type]
+            told = flows.learn(store.session(f"errand-{at}"), judge=_Fixed(verdict))
             retired += len(told.retired)
             store.release(f"errand-{at}")
         return runs, len(flows.list()), retired
@@ -397,7 +361,7 @@ class _Fixed:
 
 
 def _carried_out(
-    store: Store, world: ErrandWorld, errand: Errand, name: str, model: Any, flows: Workflows | None, limit: int
+    store: Store, world: ErrandWorld, errand: Errand, name: str, script: ErrandScript, flows: Workflows | None, limit: int
 ) -> tuple[int, int]:
     """Have an agent do an errand; tokens of workflows that it was shown, and its steps."""
 
@@ -410,7 +374,7 @@ def _carried_out(
     beside = flows.message(errand.text) if flows is not None else None
     if beside is not None:
         session.append(beside)
-    agent = Agent(model, [Tool(shell)], session, limits=Limits(steps=limit + 1, seconds=None), memory=False)
+    agent = Agent(script, [Tool(shell)], session, limits=Limits(steps=limit + 1, seconds=None), memory=False)
     agent.run()
     steps = sum(page.kind is Kind.CALL for page, _ in session.contents.pages())
     if steps > limit:  # its last call was one too many
