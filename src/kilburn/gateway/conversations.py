@@ -13,7 +13,6 @@ import msgspec
 
 from kilburn.backend import Digests
 from kilburn.errors import StoreStale
-from kilburn.gateway.form import ParsedRequest
 from kilburn.gateway.problems import Problem
 from kilburn.gateway.repeats import Hold
 from kilburn.kernel.admission import attachments_above
@@ -31,9 +30,6 @@ BESIDE = 8
 
 
 Reader = Callable[[int, int], list[Message]]
-
-Asker = tuple[str, str | None, str]
-"""Identity of the clients that may continue a history: a form, the client's name of the session, and the user."""
 
 
 class Conversation:
@@ -101,8 +97,8 @@ class Conversation:
         self.prefilled = False
         self.renewed = False
         """Whether messages were just appended, so that the session is known to be current."""
-        self.memo: Memo | None = None
-        """The bytes of the present request's history."""
+        self.remember: Callable[[], None] | None = None
+        """Remembers the history of the present request, at its end."""
         self.spoken: list[Message] = []
         """Messages appended for the present request's reply."""
         self.words: list[bytes] = []
@@ -129,7 +125,7 @@ class Conversation:
         twin.__dict__.update(self.__dict__)
         twin.turn = twin.start = turn
         twin.digests, twin.chain = self.digests[:count], self.chain[:count]
-        twin._costs, twin.spoken, twin.words, twin.waiting, twin.memo, twin.prefilled = {}, [], [], [], None, False
+        twin._costs, twin.spoken, twin.words, twin.waiting, twin.remember, twin.prefilled = {}, [], [], [], None, False
         twin.held = 0
         twin.kept = min(self.kept, count)
         twin.repeated = True
@@ -313,30 +309,6 @@ def _is_contained(message: Message, longer: Message) -> bool:
         " ".join(" ".join(part.text for part in msg.parts if part.kind is Kind.TEXT).split()) for msg in (message, longer)
     )
     return bool(words) and re.search(rf"(?<!\w){re.escape(words)}(?!\w)", longer_words) is not None
-
-
-class Memo:
-    """The bytes of a session's last history, by which the next one is recognised.
-
-    Args:
-        of: the clients that may continue it.
-        req: the request.
-        newest: its new messages, as JSON. The next history may omit parts of them if this one omits parts of the session.
-        seen_count: number of digests of the history before these.
-    """
-
-    def __init__(
-        self, conversation: Conversation, of: Asker, req: ParsedRequest, newest: Sequence[bytes], seen_count: int
-    ) -> None:
-        self.conversation, self.of, self.digests = conversation, of, len(conversation.digests)
-        self.history, self.lead, self.chain = req.history, req.lead, b""
-        if not conversation.verbatim:
-            end = len(self.history)
-            for raw in reversed(newest):
-                end = self.history.rfind(raw, 0, end)
-            self.history = self.history[:end].rstrip().removesuffix(b",")
-            self.digests, self.chain = seen_count, conversation.before
-        self.prefix = b""
 
 
 def shortened(window: WindowState) -> list[str]:
