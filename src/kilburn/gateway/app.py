@@ -8,8 +8,9 @@ import os
 import re
 import threading
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, MutableMapping, MutableSequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping, MutableMapping, MutableSequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote, unquote
 
@@ -228,7 +229,7 @@ class Gateway:
         self._tally = Tally(open_turnstile(settings.db), opens=self.fails_open)
         self.shares = Shares(settings.limits, self._tally)
         self.repeats = Repeats(self._tally, settings.limits.repeat)
-        self._kept = Kept(lambda: self.relay(settings.tenant).histories.store)
+        self.owners = Kept(lambda: self.relay(settings.tenant).histories.store)
         self.upstream: UpstreamApi
         if settings.upstream is not None:
             self.upstream = Endpoint(settings.upstream, timeout=settings.timeout)
@@ -373,25 +374,6 @@ class Gateway:
                 )
             return relay
 
-    def kept(self) -> Kept:
-        """Return the owners of objects that the provider stores."""
-        return self._kept
-
-    def kept_check(self, method: str, path: str, body: bytes, key: Key, *, lent: bool) -> Callable[[], bool]:
-        """See `Kept.check`; as what is done in a thread."""
-        return lambda: self.kept().check(method, path, body, key, lent=lent)
-
-    def claim(self, ids: Iterable[str], key: Key, writes: bool) -> None:
-        """See `Kept.claim`; and write it, if that did not fail a moment ago.
-
-        Raises:
-            StoreError: it is known as long as the gateway runs.
-        """
-        owners = self.kept()
-        owners.claim(ids, key)
-        if writes:
-            owners.write()
-
     def failed(self, error: Exception | None) -> None:
         """Note that a request met an error of the store, or none."""
         if error is None or isinstance(error, StoreError):
@@ -505,7 +487,7 @@ class _Endpoint:
         gateway = self._gateway
         if len(body) <= SEARCHED and names_nothing(scope["method"], scope["path"], body, key):
             return tell
-        check = gateway.kept_check(scope["method"], scope["path"], body, key, lent=is_lent(headers))
+        check = partial(gateway.owners.check, scope["method"], scope["path"], body, key, lent=is_lent(headers))
         if not await in_thread(check):
             return tell
         ids, reads, writes = Ids(), False, True
@@ -517,7 +499,7 @@ class _Endpoint:
                 reads = any(b"json" in kind or b"event-stream" in kind for kind in kinds)
             elif reads and (digests := ids.feed(message.get("body", b""))):
                 try:
-                    await in_thread(gateway.claim, digests, key, writes)
+                    await in_thread(partial(gateway.owners.claim, digests, key, write=writes))
                 except StoreError as error:
                     # The owner stays in memory, and is written with the next one.
                     writes = False

@@ -8,6 +8,7 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -24,6 +25,9 @@ from kilburn.page import ATOMIC, Page, Place, address_of
 from kilburn.terminal import line
 from kilburn.wire.digests import HIDDEN, canonical, is_spoken, visible
 from kilburn.wire.histories import chain_seed, chained, tails
+
+if TYPE_CHECKING:
+    from kilburn.gateway.figures import SessionState
 
 BESIDE = 8
 """Maximum number of system prompts and tool lists whose cost is cached, for each session."""
@@ -73,6 +77,8 @@ class Conversation:
         """Whether it has calls of our own tools."""
         self._costs: dict[tuple[str, bytes], int] = {}
         """Costs by the counter's name and the digest of the counted text, which may be long."""
+        self.state: SessionState | None = None
+        """Its figures as of the last request; see `kilburn.gateway.figures`."""
         self.held = 0
         """Its share of the bytes that are counted as in memory."""
         self.busy = False
@@ -126,6 +132,7 @@ class Conversation:
         twin.turn = twin.start = turn
         twin.digests, twin.chain = self.digests[:count], self.chain[:count]
         twin._costs, twin.spoken, twin.words, twin.waiting, twin.remember, twin.prefilled = {}, [], [], [], None, False
+        twin.state = None
         twin.held = 0
         twin.kept = min(self.kept, count)
         twin.repeated = True

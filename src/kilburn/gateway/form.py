@@ -113,6 +113,8 @@ class Form(ABC):
     """The form in which a session renders its prompt for this form."""
     caps: ClassVar[tuple[str, ...]]
     """Fields that limit the reply."""
+    reader: ClassVar[type[Reading]]
+    """Reads replies of this form."""
 
     def open(self, raw: bytes, parsed: Mapping[str, msgspec.Raw] | None = None) -> ParsedRequest:
         """Parse a request's fields.
@@ -221,9 +223,9 @@ class Form(ABC):
     def error(self, status: int, message: str, code: str | None = None) -> dict[str, Any]:
         """Return an error in this form."""
 
-    @abstractmethod
     def reading(self, faults: bool, *, holds: bool = True) -> Reading:
         """Return a reader of the replies to one request; see `Reading`."""
+        return self.reader(faults, holds=holds)
 
     @abstractmethod
     def request(self, body: bytes, into: str, cap: int) -> Request:

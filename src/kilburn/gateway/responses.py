@@ -40,214 +40,6 @@ ITEM_REFERENCE = "item_reference"
 _object = msgspec.json.Decoder(dict[str, Any]).decode
 
 
-class ResponsesForm(ChatForm):
-    """`/v1/responses`."""
-
-    name: ClassVar[str] = "responses"
-    path: ClassVar[str] = "/responses"
-    rendered: ClassVar[str] = "responses"
-    key: ClassVar[str] = "input"
-    caps: ClassVar[tuple[str, ...]] = ("max_output_tokens",)
-
-    def unread(self, raw: bytes, parsed: Mapping[str, msgspec.Raw] | None = None) -> bool:
-        """See `Form`."""
-        previous, at_provider = _kept_there(raw, parsed)
-        return bool(previous) or at_provider
-
-    def after(self, raw: bytes, parsed: Mapping[str, msgspec.Raw] | None = None) -> str:
-        """See `Form`."""
-        previous, at_provider = _kept_there(raw, parsed)
-        return "" if at_provider else previous
-
-    def split(self, req: ParsedRequest) -> None:
-        """See `Form`."""
-        if req.history.startswith(b'"'):
-            req.history = b'[{"role":"user","content":' + req.history + b"}"
-            req.messages = listed(req.history + b"]", self.key)
-        elif not req.messages:
-            req.messages = listed(req.fields[self.key], self.key)
-
-    def _read(self, source: dict[str, Any]) -> list[Message]:
-        return [wire.read(chat_message(items.read(response_item(source))))]
-
-    def together(self, messages: list[Message]) -> list[Message]:
-        """See `Form`."""
-        return items.together(numbered(messages))
-
-    def shown(self, message: Message) -> list[Part]:
-        """See `Form`. Here that is the reasoning right before it."""
-        visible: list[Part] = []
-        for part, following in reversed([*zip(message.parts, (*message.parts[1:], None), strict=True)]):
-            led = part.kind is Kind.REASONING and bool(visible) and visible[-1] is following
-            visible += [part] if part.kind is Kind.TEXT or led else []
-        return visible[::-1]
-
-    def led(self, message: Message, parts: Sequence[Part]) -> Message:
-        """See `Form`. Here reasoning stays with what came of it."""
-        return msgspec.structs.replace(message, parts=(*parts, *message.parts))
-
-    def splice(self, req: ParsedRequest, messages: Sequence[dict[str, Any]], specs: Sequence[ToolSpec]) -> bytes:
-        """See `Form`."""
-        # What came before is in the input now.
-        fields: dict[str, Any] = {**req.fields, "input": items.write(messages)}
-        if bytes(fields.get(PREVIOUS, b"null")).strip() != b"null":
-            del fields[PREVIOUS]
-        offered = [{"type": "function", **tool["function"], "strict": False} for tool in wire.tools(specs)]
-        return msgspec.json.encode(with_tools(fields, offered))
-
-    def reading(self, faults: bool, *, holds: bool = True) -> Reading:
-        """See `Form`."""
-        return ResponsesReading(faults, holds=holds)
-
-    def request(self, body: bytes, into: str, cap: int) -> Request:
-        """See `Form`."""
-        fields = {key: whole_number(value) for key, value in _object(body).items()}
-        items_or_text = fields["input"]
-        listed_items = [{"role": "user", "content": items_or_text}] if isinstance(items_or_text, str) else items_or_text
-        messages = _chat(map(response_item, listed_items))
-        if fields.get("instructions"):
-            messages.insert(0, {"role": "system", "content": fields["instructions"]})
-        prompt = render(restore_attached(numbered(parse([chat_message(message) for message in messages]), whole=True)), into, 0)
-        return self.asking(fields, prompt, prompt.system, into, cap)
-
-    def writer(self, model: str) -> Callable[[Delta | Reply], list[bytes]]:
-        """See `Form`."""
-        return _Writer(model).write
-
-    def whole(self, reply: Reply, model: str) -> dict[str, Any]:
-        """See `Form`."""
-        return _whole(_head(model), reply)
-
-
-def _kept_there(raw: bytes, parsed: Mapping[str, msgspec.Raw] | None) -> tuple[str, bool]:
-    """Return the id of the reply that a request continues, and whether it names other objects that only its provider has."""
-    given_keys = (parse_fields(raw) if parsed is None else parsed) or {}
-    if given_keys.keys().isdisjoint((*KEPT_THERE, PREVIOUS)) and f'"{ITEM_REFERENCE}"'.encode() not in raw:
-        return "", False
-    try:
-        fields = _object(raw)
-    except NOT_JSON:
-        return "", False
-    input_value, previous = fields.get("input"), fields.get(PREVIOUS)
-    listed = input_value if isinstance(input_value, list) else []
-    references = any(isinstance(item, dict) and item.get("type") == ITEM_REFERENCE for item in listed)
-    at_provider = references or any(fields.get(name) for name in KEPT_THERE) or not isinstance(previous, str | None)
-    return previous if isinstance(previous, str) else "", at_provider or (bool(previous) and not input_value)
-
-
-def _chat(sources: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Convert items for another provider: without OpenAI's own blocks, and with one message for consecutive items of the
-    assistant."""
-    out: list[dict[str, Any]] = []
-    for message in map(items.read, sources):
-        if message["role"] != "assistant":
-            out.append(message)
-            continue
-        content = message["content"]
-        texts = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
-        texts = [block for block in texts if block["type"] in ("text", "refusal") or is_attached(block)]
-        calls = message.get("tool_calls", [])
-        if out and out[-1]["role"] == "assistant":
-            out[-1] = {**out[-1], "content": out[-1]["content"] + texts, "tool_calls": out[-1]["tool_calls"] + calls}
-        elif texts or calls:
-            out.append({"role": "assistant", "content": texts, "tool_calls": calls})
-    return out
-
-
-def _head(model: str) -> dict[str, Any]:
-    return {
-        "id": f"resp_{uuid.uuid4().hex}",
-        "object": "response",
-        "created_at": int(time.time()),
-        "status": "in_progress",
-        "model": model,
-        "output": [],
-        "parallel_tool_calls": True,
-        "tool_choice": "auto",
-        "tools": [],
-    }
-
-
-def _whole(head: dict[str, Any], reply: Reply, text_id: str = "") -> dict[str, Any]:
-    output: list[dict[str, Any]] = []
-    for item in items.write(wire.render([reply.message])):
-        if item["type"] == "message":
-            content = [{**block, "annotations": []} if block["type"] == "output_text" else block for block in item["content"]]
-            item = {"id": text_id or f"msg_{uuid.uuid4().hex}", **item, "content": content}
-        else:
-            item = {"id": f"fc_{uuid.uuid4().hex}", **item}
-        output.append({**item, "status": "completed"})
-    if attached := pack_attached(reply.message):
-        first = next(at for at, item in enumerate(output) if item["type"] in items.CALLS)
-        reasoning = {"id": f"rs_{uuid.uuid4().hex}", "type": "reasoning", "summary": [], "encrypted_content": attached}
-        output.insert(first, reasoning)
-    cut = reply.finish is Finish.LENGTH
-    ended = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}} if cut else {"status": "completed"}
-    return {**head, **ended, "output": output, "usage": _usage(reply.usage)}
-
-
-def _usage(tokens: Tokens | None) -> dict[str, Any]:
-    usage = usage_or_zero(tokens)
-    return {
-        "input_tokens": usage.prompt,
-        "input_tokens_details": {"cached_tokens": usage.cached},
-        "output_tokens": usage.reply,
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": usage.prompt + usage.reply,
-    }
-
-
-class _Writer:
-    """Writes a model's reply as events: one message, then calls."""
-
-    def __init__(self, model: str) -> None:
-        self._head = _head(model)
-        self._number = 0
-        self._text = ""
-        self._id = f"msg_{uuid.uuid4().hex}"
-
-    def _say(self, kind: str, **data: Any) -> bytes:
-        self._number += 1
-        return written({"type": kind, "sequence_number": self._number - 1, **data}, kind)
-
-    def write(self, piece: Delta | Reply) -> list[bytes]:
-        """Return the events of one piece."""
-        out = []
-        if not self._number:
-            out += [self._say("response.created", response=self._head), self._say("response.in_progress", response=self._head)]
-        place = {"item_id": self._id, "output_index": 0, "content_index": 0}
-        if isinstance(piece, Delta):
-            if piece.reasoning or not piece.text:
-                return out
-            if not self._text:
-                item = {"id": self._id, "type": "message", "role": "assistant", "status": "in_progress", "content": []}
-                out.append(self._say("response.output_item.added", output_index=0, item=item))
-                part = {"type": "output_text", "text": "", "annotations": []}
-                out.append(self._say("response.content_part.added", **place, part=part))
-            self._text += piece.text
-            return [*out, self._say("response.output_text.delta", **place, delta=piece.text, logprobs=[])]
-        whole = _whole(self._head, piece, self._id)
-        for index, item in enumerate(whole["output"]):
-            if item["type"] == "message":
-                part = item["content"][0]
-                out.append(self._say("response.output_text.done", **place, text=part["text"], logprobs=[]))
-                out.append(self._say("response.content_part.done", **place, part=part))
-            elif item["type"] == "reasoning":
-                out.append(self._say("response.output_item.added", output_index=index, item=item))
-            else:
-                item_start = {**item, "arguments": "", "status": "in_progress"}
-                out.append(self._say("response.output_item.added", output_index=index, item=item_start))
-                place_of_item = {"item_id": item["id"], "output_index": index}
-                arguments = item.get("arguments", "")
-                out.append(self._say("response.function_call_arguments.delta", **place_of_item, delta=arguments))
-                out.append(
-                    self._say("response.function_call_arguments.done", **place_of_item, arguments=arguments, name=item["name"])
-                )
-            out.append(self._say("response.output_item.done", output_index=index, item=item))
-        kind = "response.completed" if whole["status"] == "completed" else "response.incomplete"
-        return [*out, self._say(kind, response=whole)]
-
-
 BEGINNINGS = ("response.created", "response.queued", "response.in_progress")
 ENDS = ("response.completed", "response.incomplete")
 
@@ -437,3 +229,208 @@ def _visible(listed: list[Any]) -> list[Any]:
 
 def _is_ours(item: Any) -> bool:
     return is_ours(item) and item.get("type") in ("function", "function_call")
+
+
+class ResponsesForm(ChatForm):
+    """`/v1/responses`."""
+
+    name: ClassVar[str] = "responses"
+    path: ClassVar[str] = "/responses"
+    rendered: ClassVar[str] = "responses"
+    key: ClassVar[str] = "input"
+    caps: ClassVar[tuple[str, ...]] = ("max_output_tokens",)
+    reader: ClassVar[type[Reading]] = ResponsesReading
+
+    def unread(self, raw: bytes, parsed: Mapping[str, msgspec.Raw] | None = None) -> bool:
+        """See `Form`."""
+        previous, at_provider = _kept_there(raw, parsed)
+        return bool(previous) or at_provider
+
+    def after(self, raw: bytes, parsed: Mapping[str, msgspec.Raw] | None = None) -> str:
+        """See `Form`."""
+        previous, at_provider = _kept_there(raw, parsed)
+        return "" if at_provider else previous
+
+    def split(self, req: ParsedRequest) -> None:
+        """See `Form`."""
+        if req.history.startswith(b'"'):
+            req.history = b'[{"role":"user","content":' + req.history + b"}"
+            req.messages = listed(req.history + b"]", self.key)
+        elif not req.messages:
+            req.messages = listed(req.fields[self.key], self.key)
+
+    def _read(self, source: dict[str, Any]) -> list[Message]:
+        return [wire.read(chat_message(items.read(response_item(source))))]
+
+    def together(self, messages: list[Message]) -> list[Message]:
+        """See `Form`."""
+        return items.together(numbered(messages))
+
+    def shown(self, message: Message) -> list[Part]:
+        """See `Form`. Here that is the reasoning right before it."""
+        visible: list[Part] = []
+        for part, following in reversed([*zip(message.parts, (*message.parts[1:], None), strict=True)]):
+            led = part.kind is Kind.REASONING and bool(visible) and visible[-1] is following
+            visible += [part] if part.kind is Kind.TEXT or led else []
+        return visible[::-1]
+
+    def led(self, message: Message, parts: Sequence[Part]) -> Message:
+        """See `Form`. Here reasoning stays with what came of it."""
+        return msgspec.structs.replace(message, parts=(*parts, *message.parts))
+
+    def splice(self, req: ParsedRequest, messages: Sequence[dict[str, Any]], specs: Sequence[ToolSpec]) -> bytes:
+        """See `Form`."""
+        # What came before is in the input now.
+        fields: dict[str, Any] = {**req.fields, "input": items.write(messages)}
+        if bytes(fields.get(PREVIOUS, b"null")).strip() != b"null":
+            del fields[PREVIOUS]
+        offered = [{"type": "function", **tool["function"], "strict": False} for tool in wire.tools(specs)]
+        return msgspec.json.encode(with_tools(fields, offered))
+
+    def request(self, body: bytes, into: str, cap: int) -> Request:
+        """See `Form`."""
+        fields = {key: whole_number(value) for key, value in _object(body).items()}
+        items_or_text = fields["input"]
+        listed_items = [{"role": "user", "content": items_or_text}] if isinstance(items_or_text, str) else items_or_text
+        messages = _chat(map(response_item, listed_items))
+        if fields.get("instructions"):
+            messages.insert(0, {"role": "system", "content": fields["instructions"]})
+        prompt = render(restore_attached(numbered(parse([chat_message(message) for message in messages]), whole=True)), into, 0)
+        return self.asking(fields, prompt, prompt.system, into, cap)
+
+    def writer(self, model: str) -> Callable[[Delta | Reply], list[bytes]]:
+        """See `Form`."""
+        return _Writer(model).write
+
+    def whole(self, reply: Reply, model: str) -> dict[str, Any]:
+        """See `Form`."""
+        return _whole(_head(model), reply)
+
+
+def _kept_there(raw: bytes, parsed: Mapping[str, msgspec.Raw] | None) -> tuple[str, bool]:
+    """Return the id of the reply that a request continues, and whether it names other objects that only its provider has."""
+    given_keys = (parse_fields(raw) if parsed is None else parsed) or {}
+    if given_keys.keys().isdisjoint((*KEPT_THERE, PREVIOUS)) and f'"{ITEM_REFERENCE}"'.encode() not in raw:
+        return "", False
+    try:
+        fields = _object(raw)
+    except NOT_JSON:
+        return "", False
+    input_value, previous = fields.get("input"), fields.get(PREVIOUS)
+    listed = input_value if isinstance(input_value, list) else []
+    references = any(isinstance(item, dict) and item.get("type") == ITEM_REFERENCE for item in listed)
+    at_provider = references or any(fields.get(name) for name in KEPT_THERE) or not isinstance(previous, str | None)
+    return previous if isinstance(previous, str) else "", at_provider or (bool(previous) and not input_value)
+
+
+def _chat(sources: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Convert items for another provider: without OpenAI's own blocks, and with one message for consecutive items of the
+    assistant."""
+    out: list[dict[str, Any]] = []
+    for message in map(items.read, sources):
+        if message["role"] != "assistant":
+            out.append(message)
+            continue
+        content = message["content"]
+        texts = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
+        texts = [block for block in texts if block["type"] in ("text", "refusal") or is_attached(block)]
+        calls = message.get("tool_calls", [])
+        if out and out[-1]["role"] == "assistant":
+            out[-1] = {**out[-1], "content": out[-1]["content"] + texts, "tool_calls": out[-1]["tool_calls"] + calls}
+        elif texts or calls:
+            out.append({"role": "assistant", "content": texts, "tool_calls": calls})
+    return out
+
+
+def _head(model: str) -> dict[str, Any]:
+    return {
+        "id": f"resp_{uuid.uuid4().hex}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": "in_progress",
+        "model": model,
+        "output": [],
+        "parallel_tool_calls": True,
+        "tool_choice": "auto",
+        "tools": [],
+    }
+
+
+def _whole(head: dict[str, Any], reply: Reply, text_id: str = "") -> dict[str, Any]:
+    output: list[dict[str, Any]] = []
+    for item in items.write(wire.render([reply.message])):
+        if item["type"] == "message":
+            content = [{**block, "annotations": []} if block["type"] == "output_text" else block for block in item["content"]]
+            item = {"id": text_id or f"msg_{uuid.uuid4().hex}", **item, "content": content}
+        else:
+            item = {"id": f"fc_{uuid.uuid4().hex}", **item}
+        output.append({**item, "status": "completed"})
+    if attached := pack_attached(reply.message):
+        first = next(at for at, item in enumerate(output) if item["type"] in items.CALLS)
+        reasoning = {"id": f"rs_{uuid.uuid4().hex}", "type": "reasoning", "summary": [], "encrypted_content": attached}
+        output.insert(first, reasoning)
+    cut = reply.finish is Finish.LENGTH
+    ended = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}} if cut else {"status": "completed"}
+    return {**head, **ended, "output": output, "usage": _usage(reply.usage)}
+
+
+def _usage(tokens: Tokens | None) -> dict[str, Any]:
+    usage = usage_or_zero(tokens)
+    return {
+        "input_tokens": usage.prompt,
+        "input_tokens_details": {"cached_tokens": usage.cached},
+        "output_tokens": usage.reply,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage.prompt + usage.reply,
+    }
+
+
+class _Writer:
+    """Writes a model's reply as events: one message, then calls."""
+
+    def __init__(self, model: str) -> None:
+        self._head = _head(model)
+        self._number = 0
+        self._text = ""
+        self._id = f"msg_{uuid.uuid4().hex}"
+
+    def _say(self, kind: str, **data: Any) -> bytes:
+        self._number += 1
+        return written({"type": kind, "sequence_number": self._number - 1, **data}, kind)
+
+    def write(self, piece: Delta | Reply) -> list[bytes]:
+        """Return the events of one piece."""
+        out = []
+        if not self._number:
+            out += [self._say("response.created", response=self._head), self._say("response.in_progress", response=self._head)]
+        place = {"item_id": self._id, "output_index": 0, "content_index": 0}
+        if isinstance(piece, Delta):
+            if piece.reasoning or not piece.text:
+                return out
+            if not self._text:
+                item = {"id": self._id, "type": "message", "role": "assistant", "status": "in_progress", "content": []}
+                out.append(self._say("response.output_item.added", output_index=0, item=item))
+                part = {"type": "output_text", "text": "", "annotations": []}
+                out.append(self._say("response.content_part.added", **place, part=part))
+            self._text += piece.text
+            return [*out, self._say("response.output_text.delta", **place, delta=piece.text, logprobs=[])]
+        whole = _whole(self._head, piece, self._id)
+        for index, item in enumerate(whole["output"]):
+            if item["type"] == "message":
+                part = item["content"][0]
+                out.append(self._say("response.output_text.done", **place, text=part["text"], logprobs=[]))
+                out.append(self._say("response.content_part.done", **place, part=part))
+            elif item["type"] == "reasoning":
+                out.append(self._say("response.output_item.added", output_index=index, item=item))
+            else:
+                item_start = {**item, "arguments": "", "status": "in_progress"}
+                out.append(self._say("response.output_item.added", output_index=index, item=item_start))
+                place_of_item = {"item_id": item["id"], "output_index": index}
+                arguments = item.get("arguments", "")
+                out.append(self._say("response.function_call_arguments.delta", **place_of_item, delta=arguments))
+                out.append(
+                    self._say("response.function_call_arguments.done", **place_of_item, arguments=arguments, name=item["name"])
+                )
+            out.append(self._say("response.output_item.done", output_index=index, item=item))
+        kind = "response.completed" if whole["status"] == "completed" else "response.incomplete"
+        return [*out, self._say(kind, response=whole)]
