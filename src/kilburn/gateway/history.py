@@ -181,8 +181,7 @@ class Histories:
         Raises:
             WireError: a message cannot be parsed.
         """
-        name, lookup = form.name.encode(), self._sayings.get
-        rows = [lookup(message_key(name, raw)) or self._said(form, raw, {} if parsed is None else parsed) for raw in raws]
+        rows = [self._said(form, raw, {} if parsed is None else parsed) for raw in raws]
         digests: list[bytes] = []
         ends: list[int] = []
         for run in _runs(rows):
@@ -222,11 +221,8 @@ class Histories:
         else:
             raise StoreBusy("the id of a reply cannot be stored", advice="ask again")
         with self._lock:
-            self._note(key, ReplyPlace(session.name, conversation.number, conversation.turn, conversation.heard))
-
-    def _note(self, key: str, place: ReplyPlace) -> None:
-        # Places that are evicted for it remain in the store's index.
-        self._replies.keep(key, place)
+            # Places that are evicted for it remain in the store's index.
+            self._replies.keep(key, ReplyPlace(session.name, conversation.number, conversation.turn, conversation.heard))
 
     def has(self, form: Form, raw: bytes, headers: Mapping[str, str], user: str) -> bool:
         """Return whether a request continues a reply in a session of this user, and of the name that the client gives."""
@@ -245,21 +241,18 @@ class Histories:
         return (info, turn, calls) if name is None or root_name(name) == root_name(session) else None
 
     def _find_reply(self, key: str, user: str) -> ReplyPlace | None:
-        """Find a reply of another gateway, or of this one before its restart, in the store."""
+        """Find a reply of another gateway, or of this one before its restart, in the store, and cache its place."""
         for owner in self.store.backend.histories.owners(key.encode(), FORKS):
             with suppress(StoreCorrupt):
                 info = self._stored(owner.name)
                 if info is not None and info.user == user:
-                    return next((place for noted, place in self._notes(info, -owner.at - 1) if noted == key), None)
+                    for event in self.store.backend.events(info.number, -owner.at - 1, Act.NOTE):
+                        if event.data.get("reply") == key:
+                            place = ReplyPlace(info.name, info.number, event.data["turn"], tuple(event.data["calls"]))
+                            self._replies.keep(key, place)
+                            return place
+                    return None
         return None
-
-    def _notes(self, info: SegmentInfo, start: int) -> Iterator[tuple[str, ReplyPlace]]:
-        """Yield the places of replies from a session's notes behind event `start`, and cache them."""
-        for event in self.store.backend.events(info.number, start, Act.NOTE):
-            if "reply" in event.data:
-                place = ReplyPlace(info.name, info.number, event.data["turn"], tuple(event.data["calls"]))
-                self._note(event.data["reply"], place)
-                yield event.data["reply"], place
 
     def _before(self, req: ParsedRequest, name: str | None, user: str) -> _Before | None:
         """Return the earlier part of the history of a request that continues a reply by its id, or None for other requests.
@@ -283,7 +276,7 @@ class Histories:
                 and not conversation.session.ledger.knows(info)
             ):
                 # A killed database lost messages of this session, and as many others have been appended since.
-                self._put_away(conversation)
+                self.lose(conversation)
                 conversation = None
             if conversation is None:
                 conversation = self._opened(info.name, root_name(info.name), user)
@@ -538,13 +531,10 @@ class Histories:
     def lose(self, conversation: Conversation) -> None:
         """Drop a session from memory. The next request reads it from the store."""
         with self._lock:
-            self._put_away(conversation)
-
-    def _put_away(self, conversation: Conversation) -> None:
-        conversation.busy = False
-        self._drop(conversation.name, conversation)
-        self._forget(conversation.name)
-        self.store.release(conversation.name)
+            conversation.busy = False
+            self._drop(conversation.name, conversation)
+            self._forget(conversation.name)
+            self.store.release(conversation.name)
 
     def _hold(self, conversation: Conversation) -> None:
         """Keep a session in memory, and add its size to the total."""
@@ -709,7 +699,7 @@ class Histories:
         conversation, info = self._sessions.get(name), self._stored(name)
         if conversation is not None and not conversation.busy and (info is None or not conversation.session.ledger.knows(info)):
             # Another gateway has continued it.
-            self._put_away(conversation)
+            self.lose(conversation)
         return self._conversation(name, request)
 
     def _linkable(self, request: _Request) -> list[Conversation]:
@@ -737,7 +727,7 @@ class Histories:
                     if conversation.busy:
                         self._drop(conversation.name, conversation)
                     else:
-                        self._put_away(conversation)
+                        self.lose(conversation)
                     conversation = self._conversation(owner.name, request)
                 if conversation is not None and shared(conversation.chain, request.chain) >= owner.at:
                     yield conversation
@@ -1003,7 +993,7 @@ class Histories:
         """Evict the least recently used idle sessions until memory is within its bounds. The last used one stays."""
         for conversation in [*self._sessions.values()][:-1] if self._is_full() else ():
             if not conversation.busy:
-                self._put_away(conversation)
+                self.lose(conversation)
             if not self._is_full():
                 return
 
