@@ -191,7 +191,7 @@ class Among(Counts, Protocol):
     now: Callable[[], Any]
     used: MutableSequence[float]
 
-    def turn(self, tenant: str) -> bool:
+    def leads(self, tenant: str) -> bool:
         """Return whether this process does a tenant's work in the background."""
         ...
 
@@ -200,7 +200,7 @@ class Gateway:
     """State shared by all requests: the upstream, and a store for each tenant, opened at its first request.
 
     Args:
-        turn: whether this process does what is done for a tenant in the background.
+        leads: whether this process does what is done for a tenant in the background.
         last_request: one number, when a request came last, by `time.monotonic`; several processes share it. None: this one is
             alone.
 
@@ -212,7 +212,7 @@ class Gateway:
     def __init__(
         self,
         settings: Settings,
-        turn: Callable[[str], bool] = lambda tenant: True,
+        leads: Callable[[str], bool] = lambda tenant: True,
         last_request: MutableSequence[float] | None = None,
     ) -> None:
         if (settings.upstream is None) == (settings.model is None):
@@ -223,7 +223,7 @@ class Gateway:
             raise SpecError("keys and one user", advice="leave --one-user out: each key says whose sessions it opens")
         if settings.fail not in FAIL:
             raise SpecError(f"invalid fail {settings.fail[:40]!r}", advice=f"say one of {', '.join(FAIL)}")
-        self.settings, self.link, self._turn = settings, Link(settings.link), turn
+        self.settings, self.link, self._leads = settings, Link(settings.link), leads
         self.fails_open = settings.fail == "open"
         self._trouble = Trouble(settings.db, settings.tenant)
         self._tally = Tally(open_turnstile(settings.db), opens=self.fails_open)
@@ -312,7 +312,7 @@ class Gateway:
         Sessions of this gateway are learned from after their replies. A request interrupts the work, which continues later."""
         learns = self.settings.memory > 0 or self.settings.keys is not None
         for tenant in [store.tenant for store in self._stores] if learns and self.settings.db != ":memory:" else ():
-            if tenant in self._learned or not self._turn(tenant):
+            if tenant in self._learned or not self._leads(tenant):
                 continue
             try:
                 with Worker(self.settings.db, (tenant,), ONLY_LEARN, stopped=self._busy) as worker:
@@ -325,7 +325,7 @@ class Gateway:
     def end_sessions(self) -> None:
         """Archive and forget sessions of the open tenants by their rules. After an error it tries again later."""
         for store in list(self._stores):
-            if not self._turn(store.tenant):
+            if not self._leads(store.tenant):
                 continue
             try:
                 rule = read_rule(store.backend)
@@ -363,7 +363,7 @@ class Gateway:
                     store.vectors = vectors = vectors_for(
                         store.backend, "auto" if settings.embedder == "auto" else self._embedder
                     )
-                    vectors.start(QUIET, busy=self._busy, turn=lambda: settings.background and self._turn(tenant))
+                    vectors.start(QUIET, busy=self._busy, turn=lambda: settings.background and self._leads(tenant))
                 relay = self._open[tenant] = Relay(
                     Histories(store, settings.limits, self._sayings),
                     self.upstream,
@@ -749,7 +749,7 @@ def build(settings: Settings, people: Callable[[Behind], App] | None = None, amo
     Raises:
         SpecError: settings that do not fit. StoreError: the store cannot be opened.
     """
-    gateway = Gateway(settings) if among is None else Gateway(settings, among.turn, among.used)
+    gateway = Gateway(settings) if among is None else Gateway(settings, among.leads, among.used)
     _check_store(gateway)
     chat, messages, responses = ChatForm(), MessagesForm(), ResponsesForm()
 

@@ -64,11 +64,11 @@ from kilburn.wire.histories import (
     OPENING,
     chain_seed,
     chained,
+    find_summary,
+    index_places,
     is_linkable,
     is_own,
-    is_summary,
     json_texts,
-    quotes,
     session_end,
     shared,
     tails,
@@ -957,10 +957,9 @@ class Histories:
                 return conversation, span.stop
         opening = list(request.opening(self._leads))
         for conversation in candidates[:SUMMED] if opening else ():
-            for count, text in opening:
-                quoted = quotes(conversation.last, text)
-                if quoted and is_summary(conversation.last, quoted, conversation.session.contents.originals()):
-                    return conversation, count
+            at = find_summary(conversation.last, (text for _, text in opening), conversation.session.contents.originals)
+            if at is not None:
+                return conversation, opening[at][0]
         self._leads.update(dict.fromkeys(request.leads))
         while len(self._leads) > LEADS:
             self._leads.popitem(last=False)
@@ -1209,10 +1208,7 @@ class _Request:
     @cached_property
     def places(self) -> dict[bytes, list[int]]:
         """The positions of each digest."""
-        places: dict[bytes, list[int]] = {}
-        for at, digest in enumerate(self.digests):
-            places.setdefault(digest, []).append(at)
-        return places
+        return index_places(self.digests)
 
     def raws(self, start: int, stop: int) -> Sequence[bytes]:
         """Return the messages of a range of digests, as JSON."""

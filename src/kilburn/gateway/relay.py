@@ -50,7 +50,7 @@ from kilburn.gateway.memories import Learners, Remembered, remembered
 from kilburn.gateway.problems import client_message, unread_reason
 from kilburn.gateway.repeats import Hold
 from kilburn.gateway.threads import in_thread
-from kilburn.gateway.upstream import Response, UpstreamApi, error_status, gathered, replayed
+from kilburn.gateway.upstream import Response, UpstreamApi, error_status, gathered, read_error, replayed
 from kilburn.kernel.receipts import ranges
 from kilburn.kernel.render import to_send
 from kilburn.kernel.session import retried
@@ -60,7 +60,6 @@ from kilburn.message import Kind, Message, Part, Trust
 from kilburn.model import Finish, Reply
 from kilburn.models.provider_errors import provider_error
 from kilburn.models.retry import Retry
-from kilburn.wire.plain import NOT_JSON
 
 log = logging.getLogger("kilburn.gateway")
 
@@ -648,11 +647,7 @@ class _Rounds:
     async def _refused(self, answer: Response) -> bool:
         """Handle an error of the upstream; return whether to ask again with a mended prompt."""
         body = await gathered(answer, MAX_ERROR_BYTES)
-        try:
-            decoded = msgspec.json.decode(body)
-        except NOT_JSON:
-            decoded = None
-        error = provider_error("the upstream", answer.status, decoded, body[:400].decode("utf-8", "replace"), answer.headers)
+        error, _ = read_error("the upstream", answer, body)
         if await self._mended(error) or await self._later(error):
             return True
         if self._started:
