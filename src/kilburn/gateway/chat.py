@@ -12,7 +12,7 @@ import msgspec
 
 from kilburn.errors import InvalidMessage, Refused
 from kilburn.gateway.events import ServerEvent, written
-from kilburn.gateway.form import Form, ParsedRequest, Reading, is_ours, listed, usage_or_zero, with_tools
+from kilburn.gateway.form import Form, ParsedRequest, Reading, decode_object, is_ours, listed, usage_or_zero, with_tools
 from kilburn.gateway.problems import openai_error
 from kilburn.kernel.render import render
 from kilburn.message import Message
@@ -20,11 +20,9 @@ from kilburn.model import Delta, Reply, Request, Tokens, ToolSpec
 from kilburn.wire import chat as wire
 from kilburn.wire.chat_stream import FINISH_REASONS, Assembly
 from kilburn.wire.oddities import chat_message
-from kilburn.wire.plain import NOT_JSON, counted, whole_number
+from kilburn.wire.plain import NOT_JSON, counted
 
 END_OF_STREAM = b"data: [DONE]\n\n"
-
-_object = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 class _Said(msgspec.Struct, forbid_unknown_fields=True):
@@ -57,6 +55,8 @@ _role = msgspec.json.Decoder(msgspec.defstruct("_Role", [("role", Any, None)])).
 class ChatReading(Reading):
     """Reads chunks, or whole chat completions."""
 
+    done_ends: ClassVar[bool] = True
+
     def __init__(self, faults: bool, *, holds: bool = True) -> None:
         super().__init__(faults, holds=holds)
         self._first: dict[str, Any] = {}
@@ -74,11 +74,6 @@ class ChatReading(Reading):
         self._told = False
 
     def _feed(self, event: ServerEvent) -> bytes:
-        if not event.data:
-            return b"" if self.rounds else event.raw
-        if event.data.strip() == b"[DONE]":
-            self.ended = self._ends = True
-            return b"" if self.changed else event.raw
         if self._plain and not self.faults:
             try:
                 self.deltas = self._assembly.feed_text(_piece(event.data).choices[0].delta.content)
@@ -87,7 +82,7 @@ class ChatReading(Reading):
             else:
                 self.spoke = True
                 return event.raw
-        chunk = _object(event.data)
+        chunk = decode_object(event.data)
         if chunk.get("error"):
             self.failed = chunk
             return event.raw
@@ -152,7 +147,7 @@ class ChatReading(Reading):
 
     def _take(self, body: bytes) -> None:
         self._body = {}
-        completion = _object(body)
+        completion = decode_object(body)
         if completion.get("error") and not completion.get("choices"):
             self.failed = completion
             return
@@ -249,9 +244,7 @@ class ChatForm(Form):
         """See `Form`."""
         return openai_error(status, message, code)
 
-    def request(self, body: bytes, into: str, cap: int) -> Request:
-        """See `Form`."""
-        fields = {key: whole_number(value) for key, value in _object(body).items()}
+    def _request(self, fields: dict[str, Any], into: str, cap: int) -> Request:
         if (fields.get("n") or 1) > 1:
             raise Refused("n is above 1, and this model gives one reply at a time", advice="ask several times")
         prompt = render(self.parsed(fields["messages"]), into, 0) if into != "chat" else None

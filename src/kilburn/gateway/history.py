@@ -465,7 +465,7 @@ class Histories:
             rest = req.messages
         else:
             req.lead = [*beginning.lead]
-        self._check_length(beginning.count + len(rest))
+        self._check_length(beginning.size + len(rest))
         new_digests, ends = self.digests(form, rest, req.parsed)
         digests = [*beginning.digests, *new_digests]
         root = root_name(name) if name else _root(user, digests)
@@ -1162,7 +1162,7 @@ class _Beginning(NamedTuple):
     chain: Sequence[bytes] = ()
 
     @property
-    def count(self) -> int:
+    def size(self) -> int:
         """Number of its messages."""
         return self.ends[-1] if self.ends else 0
 
@@ -1198,7 +1198,7 @@ class _Request:
         rest: Sequence[bytes],
     ) -> None:
         self._form, self._asked, self._beginning, self._rest, self.before = form, req, beginning, rest, prior
-        self._ends = [*beginning.ends, *(beginning.count + end for end in ends)] if beginning.count else ends
+        self._ends = [*beginning.ends, *(beginning.size + end for end in ends)] if beginning.size else ends
         self.user, self.digests, self.root, self.link, self.repeated = user, digests, root, link, repeated
         start = beginning.chain[-1] if beginning.chain else chain_seed(root, user)
         self.chain = [*beginning.chain, *chained(digests[len(beginning.digests) :], start)]
@@ -1213,8 +1213,8 @@ class _Request:
     def raws(self, start: int, stop: int) -> Sequence[bytes]:
         """Return the messages of a range of digests, as JSON."""
         first, last = self._ends[start - 1] if start else 0, self._ends[stop - 1] if stop else 0
-        if first >= self._beginning.count:
-            return self._rest[first - self._beginning.count : max(last - self._beginning.count, 0)]
+        if first >= self._beginning.size:
+            return self._rest[first - self._beginning.size : max(last - self._beginning.size, 0)]
         return self.messages[first:last]
 
     @property
@@ -1237,8 +1237,8 @@ class _Request:
         for raw in reversed(self.raws(answered, len(self.digests))):
             end = self._asked.history.rfind(raw, 0, end)
         prefix = self._asked.history[:end].rstrip().removesuffix(b",")
-        parts = (values[:answered] for values in (self.digests, self._ends, self.chain))
-        return _Beginning(self._beginning.asker, prefix, self._asked.lead, *parts)
+        digests, ends, chain = self.digests[:answered], self._ends[:answered], self.chain[:answered]
+        return _Beginning(self._beginning.asker, prefix, self._asked.lead, digests, ends, chain)
 
     def spoken(self, end: int) -> Iterator[Message]:
         """Yield the assistant's messages among the first `end` digests, last first."""

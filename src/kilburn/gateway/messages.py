@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from kilburn.gateway.events import ServerEvent, written
-from kilburn.gateway.form import Form, ParsedRequest, Reading, is_ours, usage_or_zero, with_tools
+from kilburn.gateway.form import Form, ParsedRequest, Reading, decode_object, is_ours, usage_or_zero, with_tools
 from kilburn.gateway.problems import anthropic_error
 from kilburn.kernel.render import render
 from kilburn.message import Message
@@ -20,14 +20,13 @@ from kilburn.wire.attached import pack_attached, restore_attached
 from kilburn.wire.form import parse
 from kilburn.wire.messages_stream import STOP_REASONS, ReplyBlocks
 from kilburn.wire.oddities import messages_message
-from kilburn.wire.plain import counted, whole_number
+from kilburn.wire.plain import counted
 
 LONG_TTL = b'"1h"'
 """The longest lifetime of a cache mark; the other one is 5 minutes."""
 
 _MARKS = re.compile(rb'"cache_control"\s*:\s*(\{[^{}]*\})')
 
-_object = msgspec.json.Decoder(dict[str, Any]).decode
 _raws = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
@@ -45,9 +44,7 @@ class MessagesReading(Reading):
         self._last: dict[str, Any] = {}
 
     def _feed(self, event: ServerEvent) -> bytes:
-        if not event.data or event.data.strip() == b"[DONE]":
-            return b"" if self.rounds else event.raw
-        data = _object(event.data)
+        data = decode_object(event.data)
         kind = data.get("type")
         if kind == "error" or (kind is None and data.get("error")):
             self.failed = data
@@ -97,7 +94,7 @@ class MessagesReading(Reading):
 
     def _take(self, body: bytes) -> None:
         self._body = {}
-        body_fields = _object(body)
+        body_fields = decode_object(body)
         if body_fields.get("type") == "error" or (body_fields.get("error") and "content" not in body_fields):
             self.failed = body_fields
             return
@@ -155,9 +152,7 @@ class MessagesForm(Form):
         """See `Form`."""
         return anthropic_error(status, message, uuid.uuid4().hex[:24])
 
-    def request(self, body: bytes, into: str, cap: int) -> Request:
-        """See `Form`."""
-        fields = {key: whole_number(value) for key, value in _object(body).items()}
+    def _request(self, fields: dict[str, Any], into: str, cap: int) -> Request:
         messages, system = fields["messages"], fields.get("system")
         if into != "messages":
             texts = [system] if isinstance(system, str) else [block["text"] for block in system or () if "text" in block]
@@ -267,7 +262,7 @@ def _marked_blocks(req: ParsedRequest) -> list[dict[str, Any]]:
     source = bytes(req.fields["messages"])
     if b'"cache_control"' not in source:
         return []
-    marked_messages = [_object(raw) for raw in _raws(source) if b'"cache_control"' in bytes(raw)]
+    marked_messages = [decode_object(raw) for raw in _raws(source) if b'"cache_control"' in bytes(raw)]
     blocks = [block for message in marked_messages for block in wire.as_blocks(message.get("content", ""))]
     return [bare for block in blocks if (bare := _bare(block)) != block]
 

@@ -89,9 +89,6 @@ MAX_ERROR_BYTES = 1 << 20
 TOOLS = msgspec.json.encode(OFFERED)
 """The descriptions of our tools, whose tokens are counted; other forms of them differ by a few tokens."""
 
-LAST = ("message_stop", "response.completed", "response.incomplete")
-"""Names of the events that end a reply. In the chat form, data ends it."""
-
 HIDDEN_ROUND_RETRY = Retry()
 """Retries of a hidden round within one request, and the pauses between them."""
 
@@ -722,7 +719,7 @@ class _Rounds:
                             return None
                         else:
                             failed += visible
-                        over = over or reading.failed is not None or event.data.strip() == b"[DONE]" or event.name in LAST
+                        over = over or reading.failed is not None or event.is_last
                     if not self._started:
                         kind = {"content-type": "text/event-stream", "cache-control": "no-cache"}
                         await self._start(answer.status, {**kind, **answer.headers})

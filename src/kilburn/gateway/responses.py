@@ -17,7 +17,7 @@ import msgspec
 from kilburn.errors import InvalidMessage
 from kilburn.gateway.chat import ChatForm
 from kilburn.gateway.events import ServerEvent, written
-from kilburn.gateway.form import ParsedRequest, Reading, is_ours, listed, parse_fields, usage_or_zero, with_tools
+from kilburn.gateway.form import ParsedRequest, Reading, decode_object, is_ours, listed, parse_fields, usage_or_zero, with_tools
 from kilburn.kernel.render import render
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Delta, Finish, Reply, Request, Tokens, ToolSpec
@@ -26,7 +26,7 @@ from kilburn.wire import responses as items
 from kilburn.wire.attached import is_attached, pack_attached, restore_attached
 from kilburn.wire.form import parse
 from kilburn.wire.oddities import chat_message, numbered, response_item
-from kilburn.wire.plain import NOT_JSON, counted, plain, whole_number
+from kilburn.wire.plain import NOT_JSON, counted, plain
 
 KEPT_THERE = ("conversation", "background")
 """Fields of a request that goes on from what its provider keeps, or leaves its reply there."""
@@ -36,8 +36,6 @@ PREVIOUS = "previous_response_id"
 
 ITEM_REFERENCE = "item_reference"
 """The type of an item that only its provider has."""
-
-_object = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 BEGINNINGS = ("response.created", "response.queued", "response.in_progress")
@@ -61,9 +59,7 @@ class ResponsesReading(Reading):
         """Events of reasoning, by its place in the output: whether the client sees it depends on what comes of it."""
 
     def _feed(self, event: ServerEvent) -> bytes:
-        if not event.data or event.data.strip() == b"[DONE]":
-            return b"" if self.rounds else event.raw
-        data = _object(event.data)
+        data = decode_object(event.data)
         kind = str(data.get("type") or event.name or "error" * bool(data.get("error")))
         if kind in ("error", "response.failed"):
             self.failed = data.get("response") or data
@@ -148,7 +144,7 @@ class ResponsesReading(Reading):
         return written(data, kind)
 
     def _take(self, body: bytes) -> None:
-        data = _object(body)
+        data = decode_object(body)
         if data.get("error") or data.get("status") == "failed":
             self.failed = data
             return
@@ -287,9 +283,7 @@ class ResponsesForm(ChatForm):
         offered = [{"type": "function", **tool["function"], "strict": False} for tool in wire.tools(specs)]
         return msgspec.json.encode(with_tools(fields, offered))
 
-    def request(self, body: bytes, into: str, cap: int) -> Request:
-        """See `Form`."""
-        fields = {key: whole_number(value) for key, value in _object(body).items()}
+    def _request(self, fields: dict[str, Any], into: str, cap: int) -> Request:
         items_or_text = fields["input"]
         listed_items = [{"role": "user", "content": items_or_text}] if isinstance(items_or_text, str) else items_or_text
         messages = _chat(map(response_item, listed_items))
@@ -313,7 +307,7 @@ def _kept_there(raw: bytes, parsed: Mapping[str, msgspec.Raw] | None) -> tuple[s
     if given_keys.keys().isdisjoint((*KEPT_THERE, PREVIOUS)) and f'"{ITEM_REFERENCE}"'.encode() not in raw:
         return "", False
     try:
-        fields = _object(raw)
+        fields = decode_object(raw)
     except NOT_JSON:
         return "", False
     input_value, previous = fields.get("input"), fields.get(PREVIOUS)

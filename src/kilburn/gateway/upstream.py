@@ -476,7 +476,7 @@ async def _pieces_of_reply(name: str, answer: Response, form: Form) -> AsyncGene
                 reading.feed(event)
                 for delta in reading.deltas:
                     yield delta
-                if reading.failed is not None or event.data.strip() == b"[DONE]" or event.name == "message_stop":
+                if reading.failed is not None or event.is_last:
                     break
     elif shape is Shape.WHOLE:
         reading.take(await gathered(answer._replace(pieces=pieces)))
