@@ -233,13 +233,13 @@ def test_one_of_the_workers_does_what_is_done_in_the_background(tmp_path: Path) 
     one, other = socket.socketpair()
     with one, other:
         parents = [Parent(line, str(tmp_path), place) for place, line in enumerate((one, other), 1)]
-        assert [parent.turn("a") for parent in parents] == [True, False]
-        assert [parent.turn("b") for parent in reversed(parents)] == [True, False]
-        assert [parent.turn("a") for parent in parents] == [True, False], "it stays so"
-        parents[0].leave_turns()
+        assert [parent.leads("a") for parent in parents] == [True, False]
+        assert [parent.leads("b") for parent in reversed(parents)] == [True, False]
+        assert [parent.leads("a") for parent in parents] == [True, False], "it stays so"
+        parents[0].stop_leading()
         assert parents[1].turn("a")
         for parent in parents:
-            parent.leave_turns()
+            parent.stop_leading()
 
 
 def test_what_is_done_in_the_background_waits_for_requests_to_any_worker(tmp_path: Path) -> None:

@@ -106,8 +106,8 @@ def _wrapped(client: Client, history: KeptHistory, tools: bool) -> Client:
     source: Any = client
     inner = source._client
 
-    def begin(form: Form, body: bytes) -> _Turn:
-        return _Turn(history, form, body, tools)
+    def begin(form: Form, body: bytes) -> _WrappedCall:
+        return _WrappedCall(history, form, body, tools)
 
     http: httpx2.Client | httpx2.AsyncClient
     if isinstance(inner, httpx2.Client):
@@ -129,7 +129,7 @@ def _wrapped(client: Client, history: KeptHistory, tools: bool) -> Client:
     return copy  # type: ignore[no-any-return]
 
 
-class _Turn:
+class _WrappedCall:
     """One request of the client, with all its rounds. A `foreign` one is none of the session's, and goes on as it is.
 
     Args:
@@ -282,27 +282,29 @@ async def _run_async(steps: _Exchange, inner: httpx2.AsyncClient) -> Any:
             result = await (step.aread() if isinstance(step, httpx2.Response) else asyncio.to_thread(step))
 
 
-def _exchange(begin: Callable[[], _Turn], request: httpx2.Request, stream: Callable[[_Turn, httpx2.Response], Any]) -> _Exchange:
+def _exchange(
+    begin: Callable[[], _WrappedCall], request: httpx2.Request, stream: Callable[[_WrappedCall, httpx2.Response], Any]
+) -> _Exchange:
     """Send a request through the session, with all rounds of its reply; a streamed reply goes on in `stream`."""
-    turn = yield begin
-    if turn.foreign:
+    call = yield begin
+    if call.foreign:
         return (yield request)
     while True:
-        response = yield _with_body(request, turn.body)
-        if turn.stream and response.status_code < 400:
-            return _response(response, stream=stream(turn, response))
+        response = yield _with_body(request, call.body)
+        if call.stream and response.status_code < 400:
+            return _response(response, stream=stream(call, response))
         body = yield response
         if response.status_code >= 400:
-            if not (yield partial(turn.shortens, response)):
+            if not (yield partial(call.shortens, response)):
                 return _response(response, content=body)
-        elif not (yield partial(turn.take, body)):
-            return _response(response, content=turn.reading.end())
+        elif not (yield partial(call.take, body)):
+            return _response(response, content=call.reading.end())
 
 
 class _Through(httpx2.BaseTransport):
     """Sends requests over a client's own connections, and through the session."""
 
-    def __init__(self, inner: httpx2.Client, begin: Callable[[Form, bytes], _Turn]) -> None:
+    def __init__(self, inner: httpx2.Client, begin: Callable[[Form, bytes], _WrappedCall]) -> None:
         self._inner, self._begin = inner, begin
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
@@ -323,7 +325,7 @@ class _Through(httpx2.BaseTransport):
 class _AsyncThrough(httpx2.AsyncBaseTransport):
     """`_Through` for async clients."""
 
-    def __init__(self, inner: httpx2.AsyncClient, begin: Callable[[Form, bytes], _Turn]) -> None:
+    def __init__(self, inner: httpx2.AsyncClient, begin: Callable[[Form, bytes], _WrappedCall]) -> None:
         self._inner, self._begin = inner, begin
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
@@ -345,20 +347,20 @@ class _AsyncThrough(httpx2.AsyncBaseTransport):
 class _Rounds:
     """The rounds of a streamed reply. If it is closed early, nothing of the round in progress is appended."""
 
-    def __init__(self, inner: Any, request: httpx2.Request, turn: _Turn, response: httpx2.Response) -> None:
-        self._inner, self._request, self._turn, self._response = inner, request, turn, response
+    def __init__(self, inner: Any, request: httpx2.Request, call: _WrappedCall, response: httpx2.Response) -> None:
+        self._inner, self._request, self._call, self._response = inner, request, call, response
 
     def _feed(self, events: Iterable[ServerEvent]) -> bytes:
-        return b"".join(map(self._turn.reading.feed, events))
+        return b"".join(map(self._call.reading.feed, events))
 
     def _end_round(self) -> _Exchange:
         """Begin another round and return None, or return the end of the reply."""
-        turn = self._turn
-        if turn.reading.failed is not None:
-            return turn.reading.left()
-        if not (yield turn.continues):
-            return turn.reading.end()
-        self._response = yield _with_body(self._request, turn.body)
+        call = self._call
+        if call.reading.failed is not None:
+            return call.reading.left()
+        if not (yield call.continues):
+            return call.reading.end()
+        self._response = yield _with_body(self._request, call.body)
         if self._response.status_code >= 400:
             yield self._response
             # The client has seen the beginning of the reply.

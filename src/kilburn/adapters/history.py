@@ -34,7 +34,7 @@ from kilburn.model import Tokens
 from kilburn.page import Page, Place
 from kilburn.wire.digests import HIDDEN, apart, digest
 from kilburn.wire.form import parse
-from kilburn.wire.histories import OPENING, chained, is_own, is_summary, quotes, session_end
+from kilburn.wire.histories import OPENING, chained, find_summary, index_places, is_own, session_end
 
 log = logging.getLogger("kilburn")
 
@@ -201,20 +201,13 @@ class KeptHistory:
             return True
         present = set(digests)
         session = [next(filter(present.__contains__, entry.digests), b"") for entry, _ in entries]
-        places: dict[bytes, list[int]] = {}
-        for at, value in enumerate(digests):
-            places.setdefault(value, []).append(at)
-        end = session_end(session, digests, places, same)
+        end = session_end(session, digests, index_places(digests), same)
         return is_own(history[end.start : end.stop])
 
     def _sums_up(self, history: Sequence[Message]) -> bool:
         """Return whether a history begins with a summary that the session itself gave last."""
-        reply = last_reply(self.session)
-        for message in history[:-1][:OPENING]:
-            quotations = quotes(reply, "".join(part.text for part in message.parts if part.kind is Kind.TEXT))
-            if quotations and is_summary(reply, quotations, self.session.contents.originals()):
-                return True
-        return False
+        texts = ("".join(part.text for part in message.parts if part.kind is Kind.TEXT) for message in history[:-1][:OPENING])
+        return find_summary(last_reply(self.session), texts, self.session.contents.originals) is not None
 
     def _answers(self, history: Sequence[Message]) -> bool:
         """Whether a history has the result of a call that is open here, and not the call. So do clients whose provider keeps the

@@ -6,20 +6,17 @@ requested change moves pages; `preview` uses the window of the last prompt. What
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from kilburn.agents.compaction import NAME as ON_DEMAND
 from kilburn.backend import Backend
 from kilburn.budget import Budget
-from kilburn.errors import PinsExceedWindow, SpecError, StoreStale
+from kilburn.errors import PinsExceedWindow, SpecError
 from kilburn.kernel.ledger import counter_of
 from kilburn.kernel.receipts import Preview, Receipt
 from kilburn.kernel.session import Session
 from kilburn.opening import Store
-
-T = TypeVar("T")
 
 WIDE_WINDOW = 1 << 40
 """Tokens of a window from which nothing has to be evicted."""
@@ -29,9 +26,6 @@ DEFAULT_WINDOW = 8000
 
 POLICY = "hybrid"
 """The policy of a preview if nothing has been compacted yet."""
-
-MAX_ATTEMPTS = 5
-"""Attempts of one change while other programs write to the same session."""
 
 
 def opened(backend: Backend, name: str, *, budget: Budget | None = None, policy: Any = "fifo") -> Session:
@@ -48,14 +42,6 @@ def opened(backend: Backend, name: str, *, budget: Budget | None = None, policy:
     if session.number != info.number:
         raise SpecError(f"{name!r} was replaced by another session just now", advice="try again")
     return session
-
-
-def retried(change: Callable[[], T]) -> T:
-    """Call `change`, again after `StoreStale`, up to `MAX_ATTEMPTS` times. The last error is raised."""
-    for _ in range(MAX_ATTEMPTS - 1):
-        with suppress(StoreStale):
-            return change()
-    return change()
 
 
 class WindowPreview(NamedTuple):

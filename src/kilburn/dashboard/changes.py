@@ -23,7 +23,7 @@ from kilburn.dashboard.reading import LedgerReader
 from kilburn.effect import Outcome
 from kilburn.errors import KernelError, KilburnError, SpecError
 from kilburn.kernel.receipts import newest_moves
-from kilburn.kernel.session import Session
+from kilburn.kernel.session import Session, retried
 from kilburn.memory.user_memory import UserMemory
 from kilburn.move import Retire
 from kilburn.opening import Store
@@ -107,7 +107,7 @@ class OwnHands:
 
     def _change(self, change: Callable[[Backend], T]) -> T:
         with closing(open_backend(self._path, tenant=self._tenant)) as backend:
-            return by_hand.retried(lambda: change(backend))
+            return retried(lambda: change(backend))
 
 
 def fresh_word() -> str:

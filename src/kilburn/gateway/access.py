@@ -22,7 +22,7 @@ import msgspec
 from kilburn.errors import SpecError
 from kilburn.gateway.exchange import Exchange
 from kilburn.gateway.keys import Key, Keys
-from kilburn.gateway.limits import BodyTally, Bucket, RequestBounds, is_loopback
+from kilburn.gateway.limits import BodyTally, Buckets, RequestBounds, is_loopback
 from kilburn.gateway.problems import Problem, error_body, over_most, over_rate
 from kilburn.gateway.users import client_user
 
@@ -114,7 +114,7 @@ class Access:
         self.origins = frozenset(origin.lower() for origin in origins)
         self._running: Counter[str] = Counter()
         self._held = 0
-        self._buckets: dict[str, Bucket] = {}
+        self._buckets = Buckets()
         self._inner: App = self._admitted
         if self.origins:
             from starlette.middleware.cors import CORSMiddleware
@@ -235,7 +235,9 @@ class Access:
             raise Problem(403, "not_permitted", "this key reads figures, and opens nothing else")
         if key.looks and not (scope["method"] in READING and f"{scope['path']}/".startswith(LOOKING)):
             raise Problem(403, "not_permitted", "this key looks at sessions and figures, and opens nothing else")
-        self._check_rate(key)
+        rate = key.rate or self.limits.rate
+        if wait := self._buckets.take(key.name, rate):
+            raise over_rate(rate, wait)
         flows = self.flows(scope)
         if length is not None and length > (self.limits.upload if flows else self.limits.body):
             raise self._too_large(flows)
@@ -249,8 +251,8 @@ class Access:
                 await self.app({**scope, "headers": headers, "state": state}, receiving, send)
             except Problem as problem:
                 # An end user was refused, for which the others below the key do not pay, or all gateways together were.
-                if problem.status == 429 and key.name in self._buckets:
-                    self._buckets[key.name].give()
+                if problem.status == 429:
+                    self._buckets.give(key.name)
                 raise
         finally:
             self._held -= exchange.weight
@@ -296,17 +298,6 @@ class Access:
         if not self.one_user and (user := client_user(scope["headers"])):
             return msgspec.structs.replace(self.anonymous, user=user)
         return self.anonymous
-
-    def _check_rate(self, key: Key) -> None:
-        rate = key.rate or self.limits.rate
-        if not rate:
-            return
-        bucket = self._buckets.get(key.name)
-        if bucket is None or bucket.rate != rate:
-            bucket = self._buckets[key.name] = Bucket(rate)
-        wait = bucket.take()
-        if wait:
-            raise over_rate(rate, wait)
 
     def _begin(self, key: Key) -> None:
         if self.limits.per_key and self._running[key.name] >= self.limits.per_key:

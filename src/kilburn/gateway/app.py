@@ -8,8 +8,9 @@ import os
 import re
 import threading
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, MutableMapping, MutableSequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping, MutableMapping, MutableSequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote, unquote
 
@@ -190,7 +191,7 @@ class Among(Counts, Protocol):
     now: Callable[[], Any]
     used: MutableSequence[float]
 
-    def turn(self, tenant: str) -> bool:
+    def leads(self, tenant: str) -> bool:
         """Return whether this process does a tenant's work in the background."""
         ...
 
@@ -199,7 +200,7 @@ class Gateway:
     """State shared by all requests: the upstream, and a store for each tenant, opened at its first request.
 
     Args:
-        turn: whether this process does what is done for a tenant in the background.
+        leads: whether this process does what is done for a tenant in the background.
         last_request: one number, when a request came last, by `time.monotonic`; several processes share it. None: this one is
             alone.
 
@@ -211,7 +212,7 @@ class Gateway:
     def __init__(
         self,
         settings: Settings,
-        turn: Callable[[str], bool] = lambda tenant: True,
+        leads: Callable[[str], bool] = lambda tenant: True,
         last_request: MutableSequence[float] | None = None,
     ) -> None:
         if (settings.upstream is None) == (settings.model is None):
@@ -222,13 +223,13 @@ class Gateway:
             raise SpecError("keys and one user", advice="leave --one-user out: each key says whose sessions it opens")
         if settings.fail not in FAIL:
             raise SpecError(f"invalid fail {settings.fail[:40]!r}", advice=f"say one of {', '.join(FAIL)}")
-        self.settings, self.link, self._turn = settings, Link(settings.link), turn
+        self.settings, self.link, self._leads = settings, Link(settings.link), leads
         self.fails_open = settings.fail == "open"
         self._trouble = Trouble(settings.db, settings.tenant)
         self._tally = Tally(open_turnstile(settings.db), opens=self.fails_open)
         self.shares = Shares(settings.limits, self._tally)
         self.repeats = Repeats(self._tally, settings.limits.repeat)
-        self._kept = Kept(lambda: self.relay(settings.tenant).histories.store)
+        self.owners = Kept(lambda: self.relay(settings.tenant).histories.store)
         self.upstream: UpstreamApi
         if settings.upstream is not None:
             self.upstream = Endpoint(settings.upstream, timeout=settings.timeout)
@@ -311,7 +312,7 @@ class Gateway:
         Sessions of this gateway are learned from after their replies. A request interrupts the work, which continues later."""
         learns = self.settings.memory > 0 or self.settings.keys is not None
         for tenant in [store.tenant for store in self._stores] if learns and self.settings.db != ":memory:" else ():
-            if tenant in self._learned or not self._turn(tenant):
+            if tenant in self._learned or not self._leads(tenant):
                 continue
             try:
                 with Worker(self.settings.db, (tenant,), ONLY_LEARN, stopped=self._busy) as worker:
@@ -324,7 +325,7 @@ class Gateway:
     def end_sessions(self) -> None:
         """Archive and forget sessions of the open tenants by their rules. After an error it tries again later."""
         for store in list(self._stores):
-            if not self._turn(store.tenant):
+            if not self._leads(store.tenant):
                 continue
             try:
                 rule = read_rule(store.backend)
@@ -362,7 +363,7 @@ class Gateway:
                     store.vectors = vectors = vectors_for(
                         store.backend, "auto" if settings.embedder == "auto" else self._embedder
                     )
-                    vectors.start(QUIET, busy=self._busy, turn=lambda: settings.background and self._turn(tenant))
+                    vectors.start(QUIET, busy=self._busy, turn=lambda: settings.background and self._leads(tenant))
                 relay = self._open[tenant] = Relay(
                     Histories(store, settings.limits, self._sayings),
                     self.upstream,
@@ -372,25 +373,6 @@ class Gateway:
                     fails_open=self.fails_open,
                 )
             return relay
-
-    def kept(self) -> Kept:
-        """Return the owners of objects that the provider stores."""
-        return self._kept
-
-    def kept_check(self, method: str, path: str, body: bytes, key: Key, *, lent: bool) -> Callable[[], bool]:
-        """See `Kept.check`; as what is done in a thread."""
-        return lambda: self.kept().check(method, path, body, key, lent=lent)
-
-    def claim(self, ids: Iterable[str], key: Key, writes: bool) -> None:
-        """See `Kept.claim`; and write it, if that did not fail a moment ago.
-
-        Raises:
-            StoreError: it is known as long as the gateway runs.
-        """
-        owners = self.kept()
-        owners.claim(ids, key)
-        if writes:
-            owners.write()
 
     def failed(self, error: Exception | None) -> None:
         """Note that a request met an error of the store, or none."""
@@ -505,7 +487,7 @@ class _Endpoint:
         gateway = self._gateway
         if len(body) <= SEARCHED and names_nothing(scope["method"], scope["path"], body, key):
             return tell
-        check = gateway.kept_check(scope["method"], scope["path"], body, key, lent=is_lent(headers))
+        check = partial(gateway.owners.check, scope["method"], scope["path"], body, key, lent=is_lent(headers))
         if not await in_thread(check):
             return tell
         ids, reads, writes = Ids(), False, True
@@ -517,7 +499,7 @@ class _Endpoint:
                 reads = any(b"json" in kind or b"event-stream" in kind for kind in kinds)
             elif reads and (digests := ids.feed(message.get("body", b""))):
                 try:
-                    await in_thread(gateway.claim, digests, key, writes)
+                    await in_thread(partial(gateway.owners.claim, digests, key, write=writes))
                 except StoreError as error:
                     # The owner stays in memory, and is written with the next one.
                     writes = False
@@ -767,7 +749,7 @@ def build(settings: Settings, people: Callable[[Behind], App] | None = None, amo
     Raises:
         SpecError: settings that do not fit. StoreError: the store cannot be opened.
     """
-    gateway = Gateway(settings) if among is None else Gateway(settings, among.turn, among.used)
+    gateway = Gateway(settings) if among is None else Gateway(settings, among.leads, among.used)
     _check_store(gateway)
     chat, messages, responses = ChatForm(), MessagesForm(), ResponsesForm()
 

@@ -26,7 +26,7 @@ from kilburn.gateway.problems import Problem, to_problem
 from kilburn.gateway.threads import in_thread
 from kilburn.gateway.users import Shares, requested_user, sees, shows
 from kilburn.kernel.receipts import Preview
-from kilburn.kernel.session import Session
+from kilburn.kernel.session import Session, retried
 from kilburn.memory.user_memory import UserMemory
 
 try:
@@ -132,7 +132,7 @@ class WindowsByHand:
         Raises:
             Problem: no such session. KilburnError: nothing was changed.
         """
-        return by_hand.retried(lambda: self._changed(key, user, name, do))
+        return retried(lambda: self._changed(key, user, name, do))
 
     def _changed(self, key: Key, user: str, name: str, do: Callable[[Session], T]) -> T:
         info = self._info(key, user, name)

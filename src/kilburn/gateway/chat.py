@@ -12,7 +12,7 @@ import msgspec
 
 from kilburn.errors import InvalidMessage, Refused
 from kilburn.gateway.events import ServerEvent, written
-from kilburn.gateway.form import Form, ParsedRequest, Reading, is_ours, listed, usage_or_zero, with_tools
+from kilburn.gateway.form import Form, ParsedRequest, Reading, decode_object, is_ours, listed, usage_or_zero, with_tools
 from kilburn.gateway.problems import openai_error
 from kilburn.kernel.render import render
 from kilburn.message import Message
@@ -20,11 +20,9 @@ from kilburn.model import Delta, Reply, Request, Tokens, ToolSpec
 from kilburn.wire import chat as wire
 from kilburn.wire.chat_stream import FINISH_REASONS, Assembly
 from kilburn.wire.oddities import chat_message
-from kilburn.wire.plain import NOT_JSON, counted, whole_number
+from kilburn.wire.plain import NOT_JSON, counted
 
 END_OF_STREAM = b"data: [DONE]\n\n"
-
-_object = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 class _Said(msgspec.Struct, forbid_unknown_fields=True):
@@ -54,109 +52,10 @@ _piece = msgspec.json.Decoder(_Piece).decode
 _role = msgspec.json.Decoder(msgspec.defstruct("_Role", [("role", Any, None)])).decode
 
 
-class ChatForm(Form):
-    """`/v1/chat/completions`."""
-
-    name: ClassVar[str] = "chat"
-    path: ClassVar[str] = "/chat/completions"
-    rendered: ClassVar[str] = "chat"
-    caps: ClassVar[tuple[str, ...]] = ("max_tokens", "max_completion_tokens")
-
-    def split(self, req: ParsedRequest) -> None:
-        """See `Form`."""
-        messages = listed(req.fields[self.key], self.key)
-        at = 0
-        while at < len(messages) and self._leads(messages[at]):
-            at += 1
-        req.lead, req.messages = messages[:at], messages[at:]
-
-    def _leads(self, raw: bytes) -> bool:
-        try:
-            return _role(raw).role in ("system", "developer")  # type: ignore[attr-defined]
-        except NOT_JSON as error:
-            raise InvalidMessage(f"messages: {error}") from None
-
-    def _read(self, source: dict[str, Any]) -> list[Message]:
-        return [wire.read(chat_message(source))]
-
-    def splice(self, req: ParsedRequest, messages: Sequence[dict[str, Any]], specs: Sequence[ToolSpec]) -> bytes:
-        """See `Form`."""
-        contents = [_without_thoughts(message) for message in messages]
-        if any(map(operator.is_not, contents, messages)) and b'"reasoning' in req.raw:
-            contents = [*messages]
-        fields: dict[str, Any] = {**req.fields, "messages": [*map(msgspec.Raw, req.lead), *contents]}
-        return msgspec.json.encode(with_tools(fields, wire.tools(specs)))
-
-    def error(self, status: int, message: str, code: str | None = None) -> dict[str, Any]:
-        """See `Form`."""
-        return openai_error(status, message, code)
-
-    def reading(self, faults: bool, *, holds: bool = True) -> Reading:
-        """See `Form`."""
-        return ChatReading(faults, holds=holds)
-
-    def request(self, body: bytes, into: str, cap: int) -> Request:
-        """See `Form`."""
-        fields = {key: whole_number(value) for key, value in _object(body).items()}
-        if (fields.get("n") or 1) > 1:
-            raise Refused("n is above 1, and this model gives one reply at a time", advice="ask several times")
-        prompt = render(self.parsed(fields["messages"]), into, 0) if into != "chat" else None
-        schema = (fields.get("response_format") or {}).get("json_schema") or {}
-        messages, system = (fields["messages"], None) if prompt is None else (prompt, prompt.system)
-        return self.asking(fields, messages, system, into, cap, schema=schema.get("schema"), seed=fields.get("seed"))
-
-    def writer(self, model: str) -> Callable[[Delta | Reply], list[bytes]]:
-        """See `Form`."""
-        head = _head(model, "chat.completion.chunk")
-        starts: list[bool] = []
-
-        def chunk(delta: dict[str, Any], finish: str | None = None) -> bytes:
-            return written({**head, "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]})
-
-        def write(piece: Delta | Reply) -> list[bytes]:
-            out = [] if starts else [chunk({"role": "assistant", "content": ""})]
-            starts.append(True)
-            if isinstance(piece, Delta):
-                return [*out, chunk({"reasoning_content" if piece.reasoning else "content": piece.text})]
-            for index, part in enumerate(piece.calls):
-                function = {"name": part.name, "arguments": part.text}
-                out.append(chunk({"tool_calls": [{"index": index, "id": part.call, "type": "function", "function": function}]}))
-            last = chunk({}, FINISH_REASONS[piece.finish])
-            return [*out, last, written({**head, "choices": [], "usage": _usage(piece.usage)}), END_OF_STREAM]
-
-        return write
-
-    def whole(self, reply: Reply, model: str) -> dict[str, Any]:
-        """See `Form`."""
-        message = wire.render([reply.message])
-        choice = {"index": 0, "message": message[0] if message else {"role": "assistant", "content": ""}}
-        choices = [{**choice, "finish_reason": FINISH_REASONS[reply.finish]}]
-        return {**_head(model, "chat.completion"), "choices": choices, "usage": _usage(reply.usage)}
-
-
-def _head(model: str, kind: str) -> dict[str, Any]:
-    return {"id": f"chatcmpl-{uuid.uuid4().hex[:24]}", "object": kind, "created": int(time.time()), "model": model}
-
-
-def _usage(tokens: Tokens | None) -> dict[str, Any]:
-    usage = usage_or_zero(tokens)
-    return {
-        "prompt_tokens": usage.prompt,
-        "completion_tokens": usage.reply,
-        "total_tokens": usage.prompt + usage.reply,
-        "prompt_tokens_details": {"cached_tokens": usage.cached},
-    }
-
-
-def _without_thoughts(message: dict[str, Any]) -> dict[str, Any]:
-    """Return an assistant's message without its reasoning. With a call, the provider demands the reasoning back."""
-    if message.get("role") != "assistant" or message.get("tool_calls") or not any(key in message for key in wire.THOUGHTS):
-        return message
-    return {key: value for key, value in message.items() if key not in wire.THOUGHTS}
-
-
 class ChatReading(Reading):
     """Reads chunks, or whole chat completions."""
+
+    done_ends: ClassVar[bool] = True
 
     def __init__(self, faults: bool, *, holds: bool = True) -> None:
         super().__init__(faults, holds=holds)
@@ -175,11 +74,6 @@ class ChatReading(Reading):
         self._told = False
 
     def _feed(self, event: ServerEvent) -> bytes:
-        if not event.data:
-            return b"" if self.rounds else event.raw
-        if event.data.strip() == b"[DONE]":
-            self.ended = self._ends = True
-            return b"" if self.changed else event.raw
         if self._plain and not self.faults:
             try:
                 self.deltas = self._assembly.feed_text(_piece(event.data).choices[0].delta.content)
@@ -188,7 +82,7 @@ class ChatReading(Reading):
             else:
                 self.spoke = True
                 return event.raw
-        chunk = _object(event.data)
+        chunk = decode_object(event.data)
         if chunk.get("error"):
             self.failed = chunk
             return event.raw
@@ -253,7 +147,7 @@ class ChatReading(Reading):
 
     def _take(self, body: bytes) -> None:
         self._body = {}
-        completion = _object(body)
+        completion = decode_object(body)
         if completion.get("error") and not completion.get("choices"):
             self.failed = completion
             return
@@ -310,3 +204,99 @@ def _separated(message: Message) -> Message:
     part = message.parts[at]
     parts = (*message.parts[:at], msgspec.structs.replace(part, text="\n\n" + part.text), *message.parts[at + 1 :])
     return msgspec.structs.replace(message, parts=parts)
+
+
+class ChatForm(Form):
+    """`/v1/chat/completions`."""
+
+    name: ClassVar[str] = "chat"
+    path: ClassVar[str] = "/chat/completions"
+    rendered: ClassVar[str] = "chat"
+    caps: ClassVar[tuple[str, ...]] = ("max_tokens", "max_completion_tokens")
+    reader: ClassVar[type[Reading]] = ChatReading
+
+    def split(self, req: ParsedRequest) -> None:
+        """See `Form`."""
+        messages = listed(req.fields[self.key], self.key)
+        at = 0
+        while at < len(messages) and self._leads(messages[at]):
+            at += 1
+        req.lead, req.messages = messages[:at], messages[at:]
+
+    def _leads(self, raw: bytes) -> bool:
+        try:
+            return _role(raw).role in ("system", "developer")  # type: ignore[attr-defined]
+        except NOT_JSON as error:
+            raise InvalidMessage(f"messages: {error}") from None
+
+    def _read(self, source: dict[str, Any]) -> list[Message]:
+        return [wire.read(chat_message(source))]
+
+    def splice(self, req: ParsedRequest, messages: Sequence[dict[str, Any]], specs: Sequence[ToolSpec]) -> bytes:
+        """See `Form`."""
+        contents = [_without_thoughts(message) for message in messages]
+        if any(map(operator.is_not, contents, messages)) and b'"reasoning' in req.raw:
+            contents = [*messages]
+        fields: dict[str, Any] = {**req.fields, "messages": [*map(msgspec.Raw, req.lead), *contents]}
+        return msgspec.json.encode(with_tools(fields, wire.tools(specs)))
+
+    def error(self, status: int, message: str, code: str | None = None) -> dict[str, Any]:
+        """See `Form`."""
+        return openai_error(status, message, code)
+
+    def _request(self, fields: dict[str, Any], into: str, cap: int) -> Request:
+        if (fields.get("n") or 1) > 1:
+            raise Refused("n is above 1, and this model gives one reply at a time", advice="ask several times")
+        prompt = render(self.parsed(fields["messages"]), into, 0) if into != "chat" else None
+        schema = (fields.get("response_format") or {}).get("json_schema") or {}
+        messages, system = (fields["messages"], None) if prompt is None else (prompt, prompt.system)
+        return self.asking(fields, messages, system, into, cap, schema=schema.get("schema"), seed=fields.get("seed"))
+
+    def writer(self, model: str) -> Callable[[Delta | Reply], list[bytes]]:
+        """See `Form`."""
+        head = _head(model, "chat.completion.chunk")
+        starts: list[bool] = []
+
+        def chunk(delta: dict[str, Any], finish: str | None = None) -> bytes:
+            return written({**head, "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]})
+
+        def write(piece: Delta | Reply) -> list[bytes]:
+            out = [] if starts else [chunk({"role": "assistant", "content": ""})]
+            starts.append(True)
+            if isinstance(piece, Delta):
+                return [*out, chunk({"reasoning_content" if piece.reasoning else "content": piece.text})]
+            for index, part in enumerate(piece.calls):
+                function = {"name": part.name, "arguments": part.text}
+                out.append(chunk({"tool_calls": [{"index": index, "id": part.call, "type": "function", "function": function}]}))
+            last = chunk({}, FINISH_REASONS[piece.finish])
+            return [*out, last, written({**head, "choices": [], "usage": _usage(piece.usage)}), END_OF_STREAM]
+
+        return write
+
+    def whole(self, reply: Reply, model: str) -> dict[str, Any]:
+        """See `Form`."""
+        message = wire.render([reply.message])
+        choice = {"index": 0, "message": message[0] if message else {"role": "assistant", "content": ""}}
+        choices = [{**choice, "finish_reason": FINISH_REASONS[reply.finish]}]
+        return {**_head(model, "chat.completion"), "choices": choices, "usage": _usage(reply.usage)}
+
+
+def _head(model: str, kind: str) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{uuid.uuid4().hex[:24]}", "object": kind, "created": int(time.time()), "model": model}
+
+
+def _usage(tokens: Tokens | None) -> dict[str, Any]:
+    usage = usage_or_zero(tokens)
+    return {
+        "prompt_tokens": usage.prompt,
+        "completion_tokens": usage.reply,
+        "total_tokens": usage.prompt + usage.reply,
+        "prompt_tokens_details": {"cached_tokens": usage.cached},
+    }
+
+
+def _without_thoughts(message: dict[str, Any]) -> dict[str, Any]:
+    """Return an assistant's message without its reasoning. With a call, the provider demands the reasoning back."""
+    if message.get("role") != "assistant" or message.get("tool_calls") or not any(key in message for key in wire.THOUGHTS):
+        return message
+    return {key: value for key, value in message.items() if key not in wire.THOUGHTS}

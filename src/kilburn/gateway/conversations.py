@@ -8,12 +8,12 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from kilburn.backend import Digests
 from kilburn.errors import StoreStale
-from kilburn.gateway.form import ParsedRequest
 from kilburn.gateway.problems import Problem
 from kilburn.gateway.repeats import Hold
 from kilburn.kernel.admission import attachments_above
@@ -26,14 +26,14 @@ from kilburn.terminal import line
 from kilburn.wire.digests import HIDDEN, canonical, is_spoken, visible
 from kilburn.wire.histories import chain_seed, chained, tails
 
+if TYPE_CHECKING:
+    from kilburn.gateway.figures import SessionState
+
 BESIDE = 8
 """Maximum number of system prompts and tool lists whose cost is cached, for each session."""
 
 
 Reader = Callable[[int, int], list[Message]]
-
-Asker = tuple[str, str | None, str]
-"""Identity of the clients that may continue a history: a form, the client's name of the session, and the user."""
 
 
 class Conversation:
@@ -77,6 +77,8 @@ class Conversation:
         """Whether it has calls of our own tools."""
         self._costs: dict[tuple[str, bytes], int] = {}
         """Costs by the counter's name and the digest of the counted text, which may be long."""
+        self.state: SessionState | None = None
+        """Its figures as of the last request; see `kilburn.gateway.figures`."""
         self.held = 0
         """Its share of the bytes that are counted as in memory."""
         self.busy = False
@@ -101,8 +103,8 @@ class Conversation:
         self.prefilled = False
         self.renewed = False
         """Whether messages were just appended, so that the session is known to be current."""
-        self.memo: Memo | None = None
-        """The bytes of the present request's history."""
+        self.remember: Callable[[], None] | None = None
+        """Remembers the history of the present request, at its end."""
         self.spoken: list[Message] = []
         """Messages appended for the present request's reply."""
         self.words: list[bytes] = []
@@ -129,7 +131,8 @@ class Conversation:
         twin.__dict__.update(self.__dict__)
         twin.turn = twin.start = turn
         twin.digests, twin.chain = self.digests[:count], self.chain[:count]
-        twin._costs, twin.spoken, twin.words, twin.waiting, twin.memo, twin.prefilled = {}, [], [], [], None, False
+        twin._costs, twin.spoken, twin.words, twin.waiting, twin.remember, twin.prefilled = {}, [], [], [], None, False
+        twin.state = None
         twin.held = 0
         twin.kept = min(self.kept, count)
         twin.repeated = True
@@ -313,30 +316,6 @@ def _is_contained(message: Message, longer: Message) -> bool:
         " ".join(" ".join(part.text for part in msg.parts if part.kind is Kind.TEXT).split()) for msg in (message, longer)
     )
     return bool(words) and re.search(rf"(?<!\w){re.escape(words)}(?!\w)", longer_words) is not None
-
-
-class Memo:
-    """The bytes of a session's last history, by which the next one is recognised.
-
-    Args:
-        of: the clients that may continue it.
-        req: the request.
-        newest: its new messages, as JSON. The next history may omit parts of them if this one omits parts of the session.
-        seen_count: number of digests of the history before these.
-    """
-
-    def __init__(
-        self, conversation: Conversation, of: Asker, req: ParsedRequest, newest: Sequence[bytes], seen_count: int
-    ) -> None:
-        self.conversation, self.of, self.digests = conversation, of, len(conversation.digests)
-        self.history, self.lead, self.chain = req.history, req.lead, b""
-        if not conversation.verbatim:
-            end = len(self.history)
-            for raw in reversed(newest):
-                end = self.history.rfind(raw, 0, end)
-            self.history = self.history[:end].rstrip().removesuffix(b",")
-            self.digests, self.chain = seen_count, conversation.before
-        self.prefix = b""
 
 
 def shortened(window: WindowState) -> list[str]:

@@ -26,12 +26,26 @@ _FIELDS = (b"data", b"event", b"id", b"retry", b":")
 """What a line of an event begins with."""
 
 
+LAST = ("message_stop", "response.completed", "response.incomplete")
+"""Names of the events that end a reply. In the chat form, data ends it."""
+
+
 class ServerEvent(NamedTuple):
     """One event: its bytes with the blank line at its end, its name ("" for none), and its data."""
 
     raw: bytes
     name: str
     data: bytes
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it is the last one of a stream of chat completions, which has no JSON."""
+        return self.data.strip() == b"[DONE]"
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it ends a reply, in any form."""
+        return self.is_done or self.name in LAST
 
 
 class Events:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -19,9 +18,9 @@ MOVE_COUNTS = ("evictions", "folds", "loads", "asks", "refused_moves", "policy_f
 """Figures of which one grows where there was a compaction."""
 
 
-class _Known(msgspec.Struct):
+class SessionState(msgspec.Struct):
     """A session's state after its last reply: its figures, the tokens of our own calls and their results, the last event of its
-    ledger, and the time."""
+    ledger, and the time. One request at a time uses it, so it needs no lock."""
 
     stats: Stats
     hidden: int
@@ -29,44 +28,40 @@ class _Known(msgspec.Struct):
     used: float | None = None
 
 
-class Figures:
-    """The figures of one tenant's sessions in memory, by which a request's share is determined.
+def begin(exchange: Exchange, conversation: Conversation) -> None:
+    """Note that a request's new messages are in the session."""
+    figures = conversation.session.ledger.figures
+    state = conversation.state
+    if state is None:
+        # A session that is new has no prompt yet. Of one that was read again, what was before is another gateway's to count.
+        start, head = conversation.met if figures.prompts else (Stats(), 0)
+        state = conversation.state = SessionState(start, _hidden(conversation.session), head)
+    exchange.session = conversation.name
+    exchange.stats_before = state.stats
+    exchange.new = figures.tokens_seen - state.stats.tokens_seen
+    exchange.sent = max(0, figures.tokens_seen - state.hidden)
+    exchange.idle = None if state.used is None else exchange.began - state.used
 
-    What is known of a session is used by one request at a time, so it needs no lock.
-    """
 
-    def __init__(self) -> None:
-        self._known: WeakKeyDictionary[Conversation, _Known] = WeakKeyDictionary()
+def hide(conversation: Conversation, tokens_before: int) -> None:
+    """Exclude the tokens appended since the session had seen `tokens_before`: they are not the client's."""
+    state = conversation.state
+    assert state is not None, "a request begins before it goes on"
+    state.hidden += conversation.session.ledger.figures.tokens_seen - tokens_before
 
-    def begin(self, exchange: Exchange, conversation: Conversation) -> None:
-        """Note that a request's new messages are in the session."""
-        figures = conversation.session.ledger.figures
-        record = self._known.get(conversation)
-        if record is None:
-            # A session that is new has no prompt yet. Of one that was read again, what was before is another gateway's to count.
-            start, head = conversation.met if figures.prompts else (Stats(), 0)
-            record = self._known[conversation] = _Known(start, _hidden(conversation.session), head)
-        exchange.session = conversation.name
-        exchange.stats_before = record.stats
-        exchange.new = figures.tokens_seen - record.stats.tokens_seen
-        exchange.sent = max(0, figures.tokens_seen - record.hidden)
-        exchange.idle = None if record.used is None else exchange.began - record.used
 
-    def hide(self, conversation: Conversation, tokens_before: int) -> None:
-        """Exclude the tokens appended since the session had seen `tokens_before`: they are not the client's."""
-        self._known[conversation].hidden += conversation.session.ledger.figures.tokens_seen - tokens_before
-
-    def end(self, exchange: Exchange, conversation: Conversation) -> None:
-        """Record a request's figures at its end, before its session is released."""
-        record = self._known[conversation]
-        session = conversation.session
-        exchange.stats_after = stats = session.ledger.figures
-        if any(getattr(stats, name) != getattr(record.stats, name) for name in MOVE_COUNTS):
-            exchange.compacted = [
-                (event.policy, str(event.data.get("outcome", "done")), freed if is_count(freed := event.data.get("freed")) else 0)
-                for event in compactions(session, record.head)
-            ]
-        record.stats, record.head, record.used = stats, session.ledger.head, time.time()
+def end(exchange: Exchange, conversation: Conversation) -> None:
+    """Record a request's figures at its end, before its session is released."""
+    state = conversation.state
+    assert state is not None, "a request begins before it ends"
+    session = conversation.session
+    exchange.stats_after = stats = session.ledger.figures
+    if any(getattr(stats, name) != getattr(state.stats, name) for name in MOVE_COUNTS):
+        exchange.compacted = [
+            (event.policy, str(event.data.get("outcome", "done")), freed if is_count(freed := event.data.get("freed")) else 0)
+            for event in compactions(session, state.head)
+        ]
+    state.stats, state.head, state.used = stats, session.ledger.head, time.time()
 
 
 def _hidden(session: Session) -> int:

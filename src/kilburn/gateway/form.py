@@ -24,6 +24,7 @@ from kilburn.wire.plain import NOT_JSON, plain, whole_number
 
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _list = msgspec.json.Decoder(list[msgspec.Raw]).decode
+decode_object = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 SHORT = 1 << 12
@@ -113,6 +114,8 @@ class Form(ABC):
     """The form in which a session renders its prompt for this form."""
     caps: ClassVar[tuple[str, ...]]
     """Fields that limit the reply."""
+    reader: ClassVar[type[Reading]]
+    """Reads replies of this form."""
 
     def open(self, raw: bytes, parsed: Mapping[str, msgspec.Raw] | None = None) -> ParsedRequest:
         """Parse a request's fields.
@@ -185,7 +188,8 @@ class Form(ABC):
         Raises:
             InvalidMessage: the message is invalid. DuplicateCall: two of its calls have the same id.
         """
-        return [join_texts(message) for message in self._read(plain(decoded(_object, raw, "a message is no object"), "message"))]
+        source = plain(decoded(decode_object, raw, "a message is no object"), "message")
+        return [join_texts(message) for message in self._read(source)]
 
     def parsed(self, sources: Any) -> list[Message]:
         """Parse the messages of a decoded list.
@@ -221,13 +225,17 @@ class Form(ABC):
     def error(self, status: int, message: str, code: str | None = None) -> dict[str, Any]:
         """Return an error in this form."""
 
-    @abstractmethod
     def reading(self, faults: bool, *, holds: bool = True) -> Reading:
         """Return a reader of the replies to one request; see `Reading`."""
+        return self.reader(faults, holds=holds)
 
-    @abstractmethod
     def request(self, body: bytes, into: str, cap: int) -> Request:
         """Return a client's request for a model, with messages in the model's form."""
+        return self._request({key: whole_number(value) for key, value in decode_object(body).items()}, into, cap)
+
+    @abstractmethod
+    def _request(self, fields: dict[str, Any], into: str, cap: int) -> Request:
+        """Return the same for a decoded request."""
 
     def asking(
         self, fields: Mapping[str, Any], messages: Sequence[Any], system: Any, into: str, cap: int, **more: Any
@@ -265,6 +273,9 @@ class Reading(ABC):
             finds it there.
     """
 
+    done_ends: ClassVar[bool] = False
+    """Whether the data `[DONE]` ends a reply of this form."""
+
     def __init__(self, faults: bool, *, holds: bool = True) -> None:
         self.faults = faults
         self._holds = holds
@@ -300,7 +311,13 @@ class Reading(ABC):
         """Return the bytes that the client sees of one event now."""
         self.deltas, self._ends = [], False
         try:
-            visible = self._feed(event)
+            if not event.data:
+                visible = b"" if self.rounds else event.raw
+            elif event.is_done:
+                self.ended, self._ends = self.ended or self.done_ends, self.done_ends
+                visible = b"" if self.changed else event.raw
+            else:
+                visible = self._feed(event)
         except UNREADABLE as error:
             self.odd, visible = error, event.raw
         if self.changed or not self._holds or not (self._held or self._ends or self.failed is not None):
@@ -311,7 +328,7 @@ class Reading(ABC):
 
     @abstractmethod
     def _feed(self, event: ServerEvent) -> bytes:
-        """Return the same; raise one of `UNREADABLE` for an invalid event."""
+        """Return the same for an event with data; raise one of `UNREADABLE` for an invalid event."""
 
     def _slot(self, index: int, mine: bool) -> int | None:
         """Return the number under which the client sees a new block; None if it is a call of ours, which the client does not
@@ -470,9 +487,6 @@ def decoded(decode: Any, raw: bytes | msgspec.Raw, subject: str) -> Any:
         raise InvalidMessage(f"{subject}: not UTF-8: {error.reason} at byte {error.start}") from None
     except RecursionError:
         raise InvalidMessage(f"{subject}: nested too deep") from None
-
-
-_object = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 def listed(raw: bytes | msgspec.Raw, subject: str) -> list[bytes]:

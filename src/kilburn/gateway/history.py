@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
-from itertools import compress, takewhile
+from itertools import takewhile
 from typing import NamedTuple
 
 import msgspec
@@ -36,9 +36,7 @@ from kilburn.errors import (
 )
 from kilburn.event import Act
 from kilburn.gateway.conversations import (
-    Asker,
     Conversation,
-    Memo,
     brought_over,
     check_attachments,
     copy_messages,
@@ -66,11 +64,11 @@ from kilburn.wire.histories import (
     OPENING,
     chain_seed,
     chained,
+    find_summary,
+    index_places,
     is_linkable,
     is_own,
-    is_summary,
     json_texts,
-    quotes,
     session_end,
     shared,
     tails,
@@ -148,12 +146,10 @@ class Histories:
         """Sessions in memory by name, the last used last. A session is busy while a request uses it."""
         self._held = 0
         """Bytes of these sessions, measured at the end of their last requests."""
-        self._memos: OrderedDict[str, Memo] = OrderedDict()
-        """Bytes of the last history of each session: a history that begins with them is not parsed again, however long it is."""
-        self._beginnings: dict[Asker, dict[str, bytes]] = {}
-        """The same bytes, by the clients that may continue them."""
+        self._beginnings: dict[str, _Beginning] = {}
+        """The answered part of each session's last history, which is not parsed again, however long it is."""
         self._kept = 0
-        """Total size of these, in bytes."""
+        """Total size of these in bytes."""
         self._warm: set[str] = set()
         """Users whose newest sessions were read since the start. A client's own summary of a session is recognised by its words,
         of which the store has no index."""
@@ -185,8 +181,7 @@ class Histories:
         Raises:
             WireError: a message cannot be parsed.
         """
-        name, lookup = form.name.encode(), self._sayings.get
-        rows = [lookup(message_key(name, raw)) or self._said(form, raw, {} if parsed is None else parsed) for raw in raws]
+        rows = [self._said(form, raw, {} if parsed is None else parsed) for raw in raws]
         digests: list[bytes] = []
         ends: list[int] = []
         for run in _runs(rows):
@@ -226,11 +221,8 @@ class Histories:
         else:
             raise StoreBusy("the id of a reply cannot be stored", advice="ask again")
         with self._lock:
-            self._note(key, ReplyPlace(session.name, conversation.number, conversation.turn, conversation.heard))
-
-    def _note(self, key: str, place: ReplyPlace) -> None:
-        # Places that are evicted for it remain in the store's index.
-        self._replies.keep(key, place)
+            # Places that are evicted for it remain in the store's index.
+            self._replies.keep(key, ReplyPlace(session.name, conversation.number, conversation.turn, conversation.heard))
 
     def has(self, form: Form, raw: bytes, headers: Mapping[str, str], user: str) -> bool:
         """Return whether a request continues a reply in a session of this user, and of the name that the client gives."""
@@ -249,21 +241,18 @@ class Histories:
         return (info, turn, calls) if name is None or root_name(name) == root_name(session) else None
 
     def _find_reply(self, key: str, user: str) -> ReplyPlace | None:
-        """Find a reply of another gateway, or of this one before its restart, in the store."""
+        """Find a reply of another gateway, or of this one before its restart, in the store, and cache its place."""
         for owner in self.store.backend.histories.owners(key.encode(), FORKS):
             with suppress(StoreCorrupt):
                 info = self._stored(owner.name)
                 if info is not None and info.user == user:
-                    return next((place for noted, place in self._notes(info, -owner.at - 1) if noted == key), None)
+                    for event in self.store.backend.events(info.number, -owner.at - 1, Act.NOTE):
+                        if event.data.get("reply") == key:
+                            place = ReplyPlace(info.name, info.number, event.data["turn"], tuple(event.data["calls"]))
+                            self._replies.keep(key, place)
+                            return place
+                    return None
         return None
-
-    def _notes(self, info: SegmentInfo, start: int) -> Iterator[tuple[str, ReplyPlace]]:
-        """Yield the places of replies from a session's notes behind event `start`, and cache them."""
-        for event in self.store.backend.events(info.number, start, Act.NOTE):
-            if "reply" in event.data:
-                place = ReplyPlace(info.name, info.number, event.data["turn"], tuple(event.data["calls"]))
-                self._note(event.data["reply"], place)
-                yield event.data["reply"], place
 
     def _before(self, req: ParsedRequest, name: str | None, user: str) -> _Before | None:
         """Return the earlier part of the history of a request that continues a reply by its id, or None for other requests.
@@ -287,7 +276,7 @@ class Histories:
                 and not conversation.session.ledger.knows(info)
             ):
                 # A killed database lost messages of this session, and as many others have been appended since.
-                self._put_away(conversation)
+                self.lose(conversation)
                 conversation = None
             if conversation is None:
                 conversation = self._opened(info.name, root_name(info.name), user)
@@ -326,8 +315,9 @@ class Histories:
         for remaining in reversed(range(MAX_READ_ATTEMPTS)):
             conversation, repeated = None, hold is not None and hold.repeated
             try:
-                match = self._remembered(form, req, name, user) if remaining == MAX_READ_ATTEMPTS - 1 and not repeated else None
-                conversation, raws, digests = match or self._found(form, req, name, user, link=link, repeated=repeated)
+                request = self._request(form, req, name, user, link=link, repeated=repeated)
+                conversation, common = self._claim(request, in_memory=remaining == MAX_READ_ATTEMPTS - 1)
+                raws, digests = request.raws(common, len(request.digests)), request.digests[common:]
                 conversation.linked, conversation.hold = link, hold
                 self._check_length(len(conversation.digests) + len(raws))
                 fresh = form.together([message for raw in raws for message in req.parsed.get(raw) or form.read(raw)])
@@ -335,7 +325,6 @@ class Histories:
                 prepare(conversation)
                 check_attachments(conversation.session, fresh, req.model)
                 conversation.prefilled = bool(fresh) and fresh[-1].role is Role.ASSISTANT
-                seen_count = len(conversation.seen)
                 for batch, words in _apart(fresh, digests, conversation.turn):
                     self._append(form, req, conversation, batch, len(raws), conversation.kept_with(words))
                     conversation.newest = dict(enumerate(visible(batch), len(conversation.digests)))
@@ -345,8 +334,7 @@ class Histories:
                 if hold is not None and not fresh:
                     self._take_over(conversation, hold)
                 conversation.reserved = conversation.session.ledger.head
-                recognised = not req.previous and (conversation.verbatim or conversation.before)
-                conversation.memo = Memo(conversation, (form.name, name, user), req, raws, seen_count) if recognised else None
+                conversation.remember = partial(self._remember, conversation, request)
                 return conversation
             except (StoreStale, Forgotten) as error:
                 # Another gateway has changed the session, or its messages are being forgotten: it is read again.
@@ -456,78 +444,36 @@ class Histories:
                     # store refuses the erasure if another gateway has begun the session meanwhile.
                     self.store.backend.erase(conversation.number, wipe=False)
 
-    def _found(
-        self, form: Form, req: ParsedRequest, name: str | None, user: str, *, link: bool, repeated: bool
-    ) -> tuple[Conversation, list[bytes], list[bytes]]:
-        """Return the session that a history continues, the history's new messages, and their digests."""
-        form.split(req)
-        self._check_length(len(req.messages))
-        digests, ends = self.digests(form, req.messages, req.parsed)
+    def _request(self, form: Form, req: ParsedRequest, name: str | None, user: str, *, link: bool, repeated: bool) -> _Request:
+        """Parse a request's history, except for a beginning that is beginning."""
+        asker, rest = (form.name, name, user), None
+        with self._lock:
+            prior = self._before(req, name, user)
+            beginnings = [] if prior else [entry for entry in self._beginnings.values() if entry.asker == asker]
+        beginning = max(
+            (entry for entry in beginnings if req.history.startswith(entry.prefix)),
+            key=lambda entry: len(entry.prefix),
+            default=_Beginning(asker),
+        )
+        if beginning.prefix:
+            rest = _rest(b"[" + req.history[len(beginning.prefix) :].lstrip().removeprefix(b",") + b"]")
+            if not rest or self._said(form, rest[0], req.parsed)[:1] != b"\0":
+                # It may belong to the assistant's last message in the beginning.
+                beginning, rest = _Beginning(asker), None
+        if rest is None:
+            form.split(req)
+            rest = req.messages
+        else:
+            req.lead = [*beginning.lead]
+        self._check_length(beginning.size + len(rest))
+        new_digests, ends = self.digests(form, rest, req.parsed)
+        digests = [*beginning.digests, *new_digests]
         root = root_name(name) if name else _root(user, digests)
-        prior = self._before(req, name, user)
         if prior is not None:
             root, digests, ends = prior.conversation.root, [*prior.digests, *digests], [*[0] * len(prior.digests), *ends]
-        request = _Request(form, req, user, digests, ends, root, link=link, repeated=repeated, prior=prior)
-        conversation, common = self._claim(request)
-        return conversation, req.messages[ends[common - 1] if common else 0 : ends[-1] if ends else 0], digests[common:]
-
-    def _remembered(
-        self, form: Form, req: ParsedRequest, name: str | None, user: str
-    ) -> tuple[Conversation, list[bytes], list[bytes]] | None:
-        """Return the same for a history that begins with the bytes of an earlier one. Only the bytes behind them are parsed."""
-        history = req.history
-        if req.previous:
-            return None
-        with self._lock:
-            beginnings = self._beginnings.get((form.name, name, user), {})
-            # There may be hundreds of candidates, and other requests wait for the lock.
-            match = max(
-                compress(beginnings, map(history.startswith, beginnings.values())),
-                key=lambda name: len(beginnings[name]),
-                default="",
-            )
-            if not match or self._memos[match].conversation.busy:
-                return None
-            best = self._memos[match]
-            rest = history[len(best.prefix) :].lstrip()
-            conversation, raws = best.conversation, _rest(b"[" + rest.removeprefix(b",") + b"]")
-            digests, ends = self.digests(form, raws, req.parsed)
-            req.lead = best.lead
-            if best.chain:
-                return self._resumed(best, form, raws, digests, ends)
-            since = conversation.digests[best.digests :]
-            if len(digests) < len(since) or digests[: len(since)] != since:
-                return None
-            *_, end = conversation.chain[-1] if conversation.chain else b"", *conversation.chained(digests[len(since) :])
-            conversation.begin(end)
-            self._sessions.move_to_end(conversation.name)
-            return conversation, raws[ends[len(since) - 1] if since else 0 : ends[-1] if ends else 0], digests[len(since) :]
-
-    def _resumed(
-        self, memo: Memo, form: Form, raws: list[bytes], digests: list[bytes], ends: list[int]
-    ) -> tuple[Conversation, list[bytes], list[bytes]] | None:
-        """Return the same for a history that omits text added to an earlier user message, and begins with the bytes before it.
-
-        Args:
-            raws, digests, ends: the messages behind these bytes, as `digests` returns them.
-        """
-        conversation, prefix = memo.conversation, memo.digests
-        history = [*conversation.seen[:prefix], *digests]
-        end = next((at for at in range(len(history), prefix, -1) if is_spoken(history[at - 1])), 0)
-
-        def read(start: int, stop: int) -> list[Message]:
-            first = ends[start - prefix - 1] if start > prefix else 0
-            return [message for raw in raws[first : ends[stop - prefix - 1]] for message in form.read(raw)]
-
-        if not end or conversation.gaps or conversation.has(history[:end], len(conversation.digests), read) != 0:
-            return None
-        if self._ending(history, end, conversation.root, conversation.user) != {conversation.name: len(conversation.chain)}:
-            return None
-        conversation.before, *_ = reversed([*chained(digests[: end - prefix], memo.chain)])
-        *_, tail = conversation.before, *chained(history[end:], conversation.before)
-        conversation.begin(tail, history[:end])
-        self._sessions.move_to_end(conversation.name)
-        return conversation, raws[ends[end - prefix - 1] :], history[end:]
+        return _Request(
+            form, req, user, digests, ends, root, link=link, repeated=repeated, prior=prior, beginning=beginning, rest=rest
+        )
 
     def _ending(self, digests: Sequence[bytes], end: int, root: str, user: str) -> dict[str, int] | None:
         """Return the sessions that may end with the first `end` digests of a history, each with its number of digests. They may
@@ -539,32 +485,22 @@ class Histories:
             return None
         return {owner.name: owner.count for owner in owners if owner.count - owner.at in (0, rest, rest + 1)}
 
-    def _remember(self, conversation: Conversation) -> None:
-        """Keep the bytes of a history, by which the next one is recognised. This runs after the request, so no client waits."""
-        memo, conversation.memo = conversation.memo, None
-        if memo is None:
-            return
-        memo.prefix, memo.history = memo.history, b""
-        with self._lock:
-            self._forget(conversation.name)
-            if conversation.prefilled or self._sessions.get(conversation.name) is not conversation:
-                return
-            self._memos[conversation.name] = memo
-            self._beginnings.setdefault(memo.of, {})[conversation.name] = memo.prefix
-            self._kept += len(memo.prefix)
+    def _remember(self, conversation: Conversation, request: _Request) -> None:
+        """Keep the answered part of a history as long as its session is in memory. This runs after the request, so no client
+        waits."""
+        self._forget(conversation.name)
+        answered = request.answered_part()
+        if answered.prefix and conversation.name in self._sessions:
+            self._beginnings[conversation.name] = answered
+            self._kept += len(answered.prefix)
 
     def _forget(self, name: str) -> None:
-        memo = self._memos.pop(name, None)
-        if memo is not None:
-            self._kept -= len(memo.prefix)
-            del self._beginnings[memo.of][name]
-            if not self._beginnings[memo.of]:
-                del self._beginnings[memo.of]
+        self._kept -= len(self._beginnings.pop(name, _NO_BEGINNING).prefix)
 
     def give(self, conversation: Conversation) -> None:
         """Release a session at the end of its request."""
-        spoken, words = conversation.spoken, conversation.words
-        conversation.spoken, conversation.words = [], []
+        spoken, words, remember = conversation.spoken, conversation.words, conversation.remember
+        conversation.spoken, conversation.words, conversation.remember = [], [], None
         with self._lock:
             for candidate in {conversation, self._sessions.get(conversation.name, conversation)}:
                 if candidate.turn != conversation.session.window.turn and (candidate is conversation or not candidate.busy):
@@ -582,7 +518,8 @@ class Histories:
                 self._hold(conversation)
                 if conversation.kept != len(conversation.chain):
                     self._keep(conversation)
-            self._remember(conversation)
+            if remember is not None:
+                remember()
 
     def served(self, name: str) -> Session | None:
         """Return the session of that name, if it is in memory. Changes by hand use this object, so that requests need not read
@@ -594,13 +531,10 @@ class Histories:
     def lose(self, conversation: Conversation) -> None:
         """Drop a session from memory. The next request reads it from the store."""
         with self._lock:
-            self._put_away(conversation)
-
-    def _put_away(self, conversation: Conversation) -> None:
-        conversation.busy = False
-        self._drop(conversation.name, conversation)
-        self._forget(conversation.name)
-        self.store.release(conversation.name)
+            conversation.busy = False
+            self._drop(conversation.name, conversation)
+            self._forget(conversation.name)
+            self.store.release(conversation.name)
 
     def _hold(self, conversation: Conversation) -> None:
         """Keep a session in memory, and add its size to the total."""
@@ -616,18 +550,43 @@ class Histories:
             conversation.held = 0
             del self._sessions[name]
 
-    def _claim(self, request: _Request) -> tuple[Conversation, int]:
+    def _claim(self, request: _Request, *, in_memory: bool) -> tuple[Conversation, int]:
         """Return an idle session for a history, and the number of the history's digests that it has.
 
         A repeated request gets the session that has it already, unless it cannot be told apart from a branch: see
         `Conversation.again`.
+
+        Args:
+            in_memory: whether a session in memory is taken without asking the store, which refuses an append if it has more.
         """
         while True:
             with self._lock:
-                claim = self._claimed(request)
+                asks_store = not in_memory or request.repeated or request.before is not None
+                claim = (None if asks_store else self._recalled(request)) or self._claimed(request)
             if not isinstance(claim, Conversation):
                 return claim
             claim.taken.wait()
+
+    def _recalled(self, request: _Request) -> tuple[Conversation, int] | None:
+        """Return the same for a history that continues an idle session in memory."""
+        chain, end = request.chain, max(request.answered, 1)
+        matches = [
+            conversation
+            for conversation in self._sessions.values()
+            if end <= (at := len(conversation.chain)) <= len(chain) and conversation.chain[-1] == chain[at - 1]
+        ]
+        if matches:
+            longest = max(reversed(matches), key=lambda conversation: len(conversation.chain))
+            return None if longest.busy else self._continue(longest, request, len(longest.chain))
+        # Such a session's messages have text that the history omits, as the last history did.
+        differs = any(not entry.busy and not entry.verbatim and entry.before in chain for entry in self._sessions.values())
+        return self._continued(request) if differs else None
+
+    def _continue(self, conversation: Conversation, request: _Request, at: int) -> tuple[Conversation, int]:
+        """Claim an idle session that has the first `at` digests of a history."""
+        conversation.begin(request.chain[-1])
+        self._sessions.move_to_end(conversation.name)
+        return conversation, at
 
     def _claimed(self, request: _Request) -> tuple[Conversation, int] | Conversation:
         """Return the same, or a session that is appending the same request at this moment."""
@@ -642,8 +601,8 @@ class Histories:
             owners = self.store.backend.histories.owners(chain[at - 1], FORKS)
             alike = alike or owners
             having = [*self._having(request, owners, at)]
-            if (free := self._claim_free([*unkept, *having], chain, at)) is not None:
-                return free, at
+            if (free := self._claim_free([*unkept, *having], request, at)) is not None:
+                return free
             if at == len(chain):
                 whole = {entry.name for entry in owners}
                 for conversation in (*busy, *unkept, *having, *self._having(request, owners, at + 1)):
@@ -659,8 +618,8 @@ class Histories:
             for at in sorted(
                 {len(entry.chain) for entry in having if common <= len(entry.chain) < request.answered}, reverse=True
             ):
-                if (free := self._claim_free(having, chain, at)) is not None:
-                    return free, at
+                if (free := self._claim_free(having, request, at)) is not None:
+                    return free
         conversation, at = self._fork(request, *self._nearest(request, [*busy, *unkept], alike), whole)
         conversation.begin(chain[-1] if chain else b"")
         return conversation, at
@@ -678,16 +637,14 @@ class Histories:
                 return conversation.again(turn_after(conversation.session, count), count)
         return None
 
-    def _claim_free(self, conversations: Iterable[Conversation], chain: Sequence[bytes], at: int) -> Conversation | None:
-        """Claim the first idle session that ends with the first `at` links of a chain; None if there is none."""
+    def _claim_free(self, conversations: Iterable[Conversation], request: _Request, at: int) -> tuple[Conversation, int] | None:
+        """Claim the first idle session that ends with the first `at` links of a history's chain; None if there is none."""
         for conversation in conversations:
             # Another gateway may have continued it since the store was queried.
-            if not conversation.busy and len(conversation.chain) == at and conversation.chain[-1] == chain[at - 1]:
+            if not conversation.busy and len(conversation.chain) == at and conversation.chain[-1] == request.chain[at - 1]:
                 # The store has these links, by its own answer or by the last write.
                 conversation.kept = at
-                conversation.begin(chain[-1])
-                self._sessions.move_to_end(conversation.name)
-                return conversation
+                return self._continue(conversation, request, at)
         return None
 
     def _longest(self, chain: Sequence[bytes]) -> int:
@@ -742,7 +699,7 @@ class Histories:
         conversation, info = self._sessions.get(name), self._stored(name)
         if conversation is not None and not conversation.busy and (info is None or not conversation.session.ledger.knows(info)):
             # Another gateway has continued it.
-            self._put_away(conversation)
+            self.lose(conversation)
         return self._conversation(name, request)
 
     def _linkable(self, request: _Request) -> list[Conversation]:
@@ -770,7 +727,7 @@ class Histories:
                     if conversation.busy:
                         self._drop(conversation.name, conversation)
                     else:
-                        self._put_away(conversation)
+                        self.lose(conversation)
                     conversation = self._conversation(owner.name, request)
                 if conversation is not None and shared(conversation.chain, request.chain) >= owner.at:
                     yield conversation
@@ -1000,10 +957,9 @@ class Histories:
                 return conversation, span.stop
         opening = list(request.opening(self._leads))
         for conversation in candidates[:SUMMED] if opening else ():
-            for count, text in opening:
-                quoted = quotes(conversation.last, text)
-                if quoted and is_summary(conversation.last, quoted, conversation.session.contents.originals()):
-                    return conversation, count
+            at = find_summary(conversation.last, (text for _, text in opening), conversation.session.contents.originals)
+            if at is not None:
+                return conversation, opening[at][0]
         self._leads.update(dict.fromkeys(request.leads))
         while len(self._leads) > LEADS:
             self._leads.popitem(last=False)
@@ -1036,7 +992,7 @@ class Histories:
         """Evict the least recently used idle sessions until memory is within its bounds. The last used one stays."""
         for conversation in [*self._sessions.values()][:-1] if self._is_full() else ():
             if not conversation.busy:
-                self._put_away(conversation)
+                self.lose(conversation)
             if not self._is_full():
                 return
 
@@ -1189,6 +1145,31 @@ class _Before(NamedTuple):
     digests: tuple[bytes, ...]
 
 
+class _Beginning(NamedTuple):
+    """The beginning of a history, up to a message of the assistant.
+
+    Args:
+        asker: the clients that may continue it: a form, the client's name of the session, and the user.
+        prefix: its JSON, a list without its end. lead: the system prompt before it.
+        digests, ends, chain: see `_Request`.
+    """
+
+    asker: tuple[str, str | None, str] = ("", None, "")
+    prefix: bytes = b""
+    lead: Sequence[bytes] = ()
+    digests: Sequence[bytes] = ()
+    ends: Sequence[int] = ()
+    chain: Sequence[bytes] = ()
+
+    @property
+    def size(self) -> int:
+        """Number of its messages."""
+        return self.ends[-1] if self.ends else 0
+
+
+_NO_BEGINNING = _Beginning()
+
+
 class _Request:
     """A history for which a session is searched.
 
@@ -1198,6 +1179,7 @@ class _Request:
         link: whether its session may be linked to another one.
         repeated: whether an equal request was just answered.
         prior: the earlier part of the history, if the client does not send it.
+        beginning: the part of the history that was parsed before. rest: the other messages, as JSON.
     """
 
     def __init__(
@@ -1211,26 +1193,52 @@ class _Request:
         *,
         link: bool,
         repeated: bool,
-        prior: _Before | None = None,
+        prior: _Before | None,
+        beginning: _Beginning,
+        rest: Sequence[bytes],
     ) -> None:
-        self._form, self._asked, self._ends, self.before = form, req, ends, prior
+        self._form, self._asked, self._beginning, self._rest, self.before = form, req, beginning, rest, prior
+        self._ends = [*beginning.ends, *(beginning.size + end for end in ends)] if beginning.size else ends
         self.user, self.digests, self.root, self.link, self.repeated = user, digests, root, link, repeated
-        self.chain = list(chained(digests, chain_seed(root, user)))
+        start = beginning.chain[-1] if beginning.chain else chain_seed(root, user)
+        self.chain = [*beginning.chain, *chained(digests[len(beginning.digests) :], start)]
         self.answered = next((at for at in range(len(digests), 0, -1) if is_spoken(digests[at - 1])), 0)
         """Number of digests up to the last message of the assistant."""
 
     @cached_property
     def places(self) -> dict[bytes, list[int]]:
         """The positions of each digest."""
-        places: dict[bytes, list[int]] = {}
-        for at, digest in enumerate(self.digests):
-            places.setdefault(digest, []).append(at)
-        return places
+        return index_places(self.digests)
+
+    def raws(self, start: int, stop: int) -> Sequence[bytes]:
+        """Return the messages of a range of digests, as JSON."""
+        first, last = self._ends[start - 1] if start else 0, self._ends[stop - 1] if stop else 0
+        if first >= self._beginning.size:
+            return self._rest[first - self._beginning.size : max(last - self._beginning.size, 0)]
+        return self.messages[first:last]
+
+    @property
+    def messages(self) -> list[bytes]:
+        """All messages as JSON."""
+        if not self._asked.messages:
+            self._form.split(self._asked)
+        return self._asked.messages
 
     def read(self, start: int, stop: int) -> list[Message]:
         """Parse the messages of a range of digests."""
-        raws = self._asked.messages[self._ends[start - 1] if start else 0 : self._ends[stop - 1] if stop else 0]
-        return [message for raw in raws for message in self._form.read(raw)]
+        return [message for raw in self.raws(start, stop) for message in self._form.read(raw)]
+
+    def answered_part(self) -> _Beginning:
+        """Return the history up to the assistant's last message."""
+        answered = 0 if self.before is not None else self.answered
+        if not answered:
+            return _NO_BEGINNING
+        end = len(self._asked.history)
+        for raw in reversed(self.raws(answered, len(self.digests))):
+            end = self._asked.history.rfind(raw, 0, end)
+        prefix = self._asked.history[:end].rstrip().removesuffix(b",")
+        digests, ends, chain = self.digests[:answered], self._ends[:answered], self.chain[:answered]
+        return _Beginning(self._beginning.asker, prefix, self._asked.lead, digests, ends, chain)
 
     def spoken(self, end: int) -> Iterator[Message]:
         """Yield the assistant's messages among the first `end` digests, last first."""
@@ -1252,7 +1260,7 @@ class _Request:
         for key, raw in self.leads.items():
             if key not in leads:
                 yield from ((0, text) for text in json_texts(raw))
-        for at, raw in enumerate(self._asked.messages[:OPENING], 1):
+        for at, raw in enumerate(self.messages[:OPENING], 1):
             yield from ((bisect_right(self._ends, at), text) for text in json_texts(raw))
 
 

@@ -11,17 +11,15 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
 from typing import Any
 
 import msgspec
 
-from kilburn.errors import StoreStale
 from kilburn.event import Act
 from kilburn.gateway.form import Form
 from kilburn.gateway.keys import Key
 from kilburn.gateway.problems import Problem
-from kilburn.kernel.session import Session
+from kilburn.kernel.session import Session, retried
 from kilburn.kernel.store import Store
 from kilburn.wire.digests import HIDDEN
 from kilburn.wire.plain import NOT_JSON
@@ -31,9 +29,6 @@ SESSION = "@responses"
 
 MAX_IDS = 100_000
 """Maximum number of ids in memory, the last used ones. Older ones are looked up in the ledger."""
-
-MAX_WRITE_ATTEMPTS = 5
-"""Attempts to write while other gateways write at the same time."""
 
 MAX_ID_CHARS = 200
 """Maximum length of an id, in characters."""
@@ -138,8 +133,7 @@ class Kept:
             if is_kept(key) and lent and not is_own and not answers:
                 _check_alone(method, kind, rest)
             if going:
-                self.claim((_digest(name) for name in going), key)
-                self.write()
+                self.claim((_digest(name) for name in going), key, write=True)
         if not is_kept(key) or answers or kind in KEEPS_NOTHING or method == "HEAD" or rest[-1:] == ["content"]:
             return False
         return kind == "responses" or is_own or (method == "POST" and not any(map(_is_id, rest)))
@@ -183,11 +177,14 @@ class Kept:
             del self._owners[oldest]
             self._whole = False
 
-    def claim(self, digests: Iterable[str], key: Key) -> None:
-        """Make a user the owner of ids that have none, by their digests. `write` stores it.
+    def claim(self, digests: Iterable[str], key: Key, *, write: bool = False) -> None:
+        """Make a user the owner of ids that have none, by their digests.
+
+        Args:
+            write: whether they are written now; otherwise the next `write` stores them.
 
         Raises:
-            StoreError: the owners cannot be read.
+            StoreError: the owners cannot be read, or not be written. They are known as long as the gateway runs.
         """
         if not is_kept(key):
             return
@@ -198,6 +195,8 @@ class Kept:
             new = {digest: owner for digest in requested if digest not in owners}
             self._waiting.update(new)
             self._know(new)
+            if write:
+                self.write()
 
     def write(self) -> None:
         """Write new owners to the store.
@@ -206,13 +205,14 @@ class Kept:
             StoreError: they cannot be written now, and will be with the next call.
         """
         with self._lock:
-            for remaining in reversed(range(MAX_WRITE_ATTEMPTS if self._waiting else 0)):
-                with suppress(StoreStale) if remaining else nullcontext():
-                    with self._session().edits.batch() as kernel:
-                        kernel.record(Act.NOTE, policy="gateway", kept=dict(self._waiting))
-                    self._waiting.clear()
-                    self._know({})
-                    break
+            if self._waiting:
+                retried(self._note_owners)
+
+    def _note_owners(self) -> None:
+        with self._session().edits.batch() as kernel:
+            kernel.record(Act.NOTE, policy="gateway", kept=dict(self._waiting))
+        self._waiting.clear()
+        self._know({})
 
     def _session(self) -> Session:
         session = self._opened().session(SESSION)

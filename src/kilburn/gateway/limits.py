@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 import time
-from collections.abc import Callable, Iterable
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable
 from itertools import accumulate, chain, compress, count, repeat
 from operator import not_
 
@@ -170,6 +171,35 @@ class Bucket:
     def give(self) -> None:
         """Return a request that was refused for another reason."""
         self._left = min(self._most, self._left + 1)
+
+
+class Buckets:
+    """The buckets of several clients.
+
+    Args:
+        max_clients: number of clients whose buckets are kept, the last active ones; None for all.
+    """
+
+    def __init__(self, max_clients: int | None = None) -> None:
+        self._most = max_clients
+        self._buckets: OrderedDict[Hashable, Bucket] = OrderedDict()
+
+    def take(self, client: Hashable, rate: int) -> float:
+        """Take a request of a client with a rate, 0 for none; return the seconds until one is allowed, 0 if it was."""
+        if not rate:
+            return 0.0
+        bucket = self._buckets.get(client)
+        if bucket is None or bucket.rate != rate:
+            bucket = self._buckets[client] = Bucket(rate)
+        self._buckets.move_to_end(client)
+        if self._most is not None and len(self._buckets) > self._most:
+            self._buckets.popitem(last=False)
+        return bucket.take()
+
+    def give(self, client: Hashable) -> None:
+        """Return a request that was refused for another reason."""
+        if client in self._buckets:
+            self._buckets[client].give()
 
 
 def is_loopback(host: str) -> bool:

@@ -6,7 +6,7 @@ It stands before every backend, so whoever reads through it needs no check of it
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -37,36 +37,18 @@ def _of_a_segment(name: str) -> Any:
     return ask
 
 
-def _refused(self: object, *args: Any, **options: Any) -> Any:
+def _refused(*args: Any, **options: Any) -> Any:
     raise StoreReadOnly("nothing is written by looking", advice="use a verb that changes something")
 
 
-class _Contents:
-    texts: Callable[[Iterable[str]], dict[str, str]]
-    chill = warm = scrub = cold = unreached = _refused
+class _Readable:
+    """The named methods of a part of a backend; its other methods are refused."""
 
-    def __init__(self, whole: ContentStore) -> None:
-        self.texts = whole.texts
+    def __init__(self, part: object, *names: str) -> None:
+        self._part, self._names = part, names
 
-
-class _Vectors:
-    embedders: Callable[[], list[str]]
-    unembedded = add = read = drop = _refused
-
-    def __init__(self, whole: VectorIndex) -> None:
-        self.embedders = whole.embedders
-
-
-class _Settings:
-    all: Callable[[], dict[str, str]]
-    put = replace = _refused
-
-    def __init__(self, whole: SettingStore) -> None:
-        self.all = whole.all
-
-
-class _Histories:
-    put = owners = missing = _refused
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._part, name) if name in self._names else _refused
 
 
 class _Words:
@@ -111,11 +93,11 @@ class LookingBackend:
     def __init__(self, whole: Backend, shows: Callable[[SegmentInfo], bool] = lambda info: True) -> None:
         self.whole, self._shows = whole, shows
         self.tenant, self.now = whole.tenant, whole.now
-        self.contents: ContentStore = _Contents(whole.contents)
+        self.contents: ContentStore = cast(Any, _Readable(whole.contents, "texts"))
         self.words: WordIndex = _Words(self)
-        self.vectors: VectorIndex = _Vectors(whole.vectors)
-        self.settings: SettingStore = _Settings(whole.settings)
-        self.histories: HistoryIndex = _Histories()
+        self.vectors: VectorIndex = cast(Any, _Readable(whole.vectors, "embedders"))
+        self.settings: SettingStore = cast(Any, _Readable(whole.settings, "all"))
+        self.histories: HistoryIndex = cast(Any, _Readable(whole.histories))
         self.path = str(getattr(whole, "path", ""))
         self._known: dict[int, bool] = {}
         """By its number, which is given once: whose a segment is does not change."""

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from kilburn.gateway.events import ServerEvent, written
-from kilburn.gateway.form import Form, ParsedRequest, Reading, is_ours, usage_or_zero, with_tools
+from kilburn.gateway.form import Form, ParsedRequest, Reading, decode_object, is_ours, usage_or_zero, with_tools
 from kilburn.gateway.problems import anthropic_error
 from kilburn.kernel.render import render
 from kilburn.message import Message
@@ -20,15 +20,110 @@ from kilburn.wire.attached import pack_attached, restore_attached
 from kilburn.wire.form import parse
 from kilburn.wire.messages_stream import STOP_REASONS, ReplyBlocks
 from kilburn.wire.oddities import messages_message
-from kilburn.wire.plain import counted, whole_number
+from kilburn.wire.plain import counted
 
 LONG_TTL = b'"1h"'
 """The longest lifetime of a cache mark; the other one is 5 minutes."""
 
 _MARKS = re.compile(rb'"cache_control"\s*:\s*(\{[^{}]*\})')
 
-_object = msgspec.json.Decoder(dict[str, Any]).decode
 _raws = msgspec.json.Decoder(list[msgspec.Raw]).decode
+
+
+class MessagesReading(Reading):
+    """Reads the events of a message, or whole messages."""
+
+    def __init__(self, faults: bool, *, holds: bool = True) -> None:
+        super().__init__(faults, holds=holds)
+        self._body: dict[str, Any] = {}
+        self._content: list[dict[str, Any]] = []
+        self._theirs = False
+
+    def _begin(self) -> None:
+        self._blocks = ReplyBlocks("the upstream")
+        self._last: dict[str, Any] = {}
+
+    def _feed(self, event: ServerEvent) -> bytes:
+        data = decode_object(event.data)
+        kind = data.get("type")
+        if kind == "error" or (kind is None and data.get("error")):
+            self.failed = data
+            return event.raw
+        self.spoke = self.spoke or kind != "ping"
+        self.deltas = list(self._blocks.feed(data))
+        if kind == "message_start":
+            message = data.get("message")
+            self._count(counted(message.get("usage") if isinstance(message, dict) else None))
+        elif kind == "message_delta":
+            self._count(counted(data.get("usage")))
+            self.ended = self.ended or bool((data.get("delta") or {}).get("stop_reason"))
+        elif kind == "message_stop":
+            self.ended = True
+        self._ends = kind in ("message_delta", "message_stop")
+        return self._seen(data, str(kind), event.raw) if self.faults else event.raw
+
+    def _count(self, usage: Mapping[str, Any]) -> None:
+        """Add the figures of an event. The newest figure counts, but some servers repeat one as 0 at the end."""
+        self.usage.update({key: value for key, value in usage.items() if value or key not in self.usage})
+
+    def _seen(self, data: dict[str, Any], kind: str, raw: bytes) -> bytes:
+        if kind == "message_start":
+            return b"" if self.rounds else raw
+        if kind == "message_delta":
+            self._last = data
+        if self._ends:
+            return b"" if self.changed else raw
+        index = data.get("index")
+        if not isinstance(index, int):
+            return raw
+        if kind == "content_block_start":
+            block = {"type": "text", **data["content_block"]}
+            mine = block["type"] == "tool_use" and is_ours(block)
+            self._theirs = self._theirs or (block["type"] == "tool_use" and not mine)
+            self._slot(index, mine)
+        elif index not in self._slots and kind == "content_block_delta":  # it had no beginning
+            self._slot(index, False)
+        slot = self._slots.get(index, index)
+        if slot is None:
+            return b""
+        return written({**data, "index": slot}, kind) if self.changed and slot != index else raw
+
+    def _reply(self) -> Reply:
+        self._check(self._blocks.said, any(slot is None for slot in self._slots.values()))
+        return self._blocks.reply(ended=True)
+
+    def _take(self, body: bytes) -> None:
+        self._body = {}
+        body_fields = decode_object(body)
+        if body_fields.get("type") == "error" or (body_fields.get("error") and "content" not in body_fields):
+            self.failed = body_fields
+            return
+        self.usage = counted(body_fields.get("usage"))
+        list(self._blocks.feed({"type": "message_start", "message": {"usage": body_fields.get("usage")}}))
+        content = body_fields.get("content")
+        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
+        for index, block in enumerate(blocks):
+            self.deltas += self._blocks.feed({"type": "content_block_start", "index": index, "content_block": block})
+            if not (block.get("type") == "tool_use" and is_ours(block)):
+                self._content.append(block)
+            else:
+                self.changed = self.changed or self.faults
+        list(self._blocks.feed({"type": "message_delta", "delta": {"stop_reason": body_fields.get("stop_reason")}, "usage": {}}))
+        self._body, self.ended = {**body_fields, "content": blocks}, True
+
+    def _end(self) -> bytes:
+        if self._raw:
+            stop = self._body.get("stop_reason")
+            if stop == "tool_use" and not any(block.get("type") == "tool_use" for block in self._content):
+                stop = "end_turn"
+            return msgspec.json.encode(
+                {**self._body, "content": self._content, "stop_reason": stop, "usage": self._reported_usage()}
+            )
+        delta = dict(self._last.get("delta") or {"stop_reason": "end_turn", "stop_sequence": None})
+        if delta.get("stop_reason") == "tool_use" and not self._theirs:
+            delta["stop_reason"] = "end_turn"
+        last = {**self._last, "type": "message_delta", "delta": delta, "usage": self._reported_usage()}
+        return written(last, "message_delta") + written({"type": "message_stop"}, "message_stop")
 
 
 class MessagesForm(Form):
@@ -38,6 +133,7 @@ class MessagesForm(Form):
     path: ClassVar[str] = "/messages"
     rendered: ClassVar[str] = "messages"
     caps: ClassVar[tuple[str, ...]] = ("max_tokens",)
+    reader: ClassVar[type[Reading]] = MessagesReading
 
     def _read(self, source: dict[str, Any]) -> list[Message]:
         return wire.read(messages_message(source))
@@ -56,13 +152,7 @@ class MessagesForm(Form):
         """See `Form`."""
         return anthropic_error(status, message, uuid.uuid4().hex[:24])
 
-    def reading(self, faults: bool, *, holds: bool = True) -> Reading:
-        """See `Form`."""
-        return MessagesReading(faults, holds=holds)
-
-    def request(self, body: bytes, into: str, cap: int) -> Request:
-        """See `Form`."""
-        fields = {key: whole_number(value) for key, value in _object(body).items()}
+    def _request(self, fields: dict[str, Any], into: str, cap: int) -> Request:
         messages, system = fields["messages"], fields.get("system")
         if into != "messages":
             texts = [system] if isinstance(system, str) else [block["text"] for block in system or () if "text" in block]
@@ -172,7 +262,7 @@ def _marked_blocks(req: ParsedRequest) -> list[dict[str, Any]]:
     source = bytes(req.fields["messages"])
     if b'"cache_control"' not in source:
         return []
-    marked_messages = [_object(raw) for raw in _raws(source) if b'"cache_control"' in bytes(raw)]
+    marked_messages = [decode_object(raw) for raw in _raws(source) if b'"cache_control"' in bytes(raw)]
     blocks = [block for message in marked_messages for block in wire.as_blocks(message.get("content", ""))]
     return [bare for block in blocks if (bare := _bare(block)) != block]
 
@@ -233,101 +323,3 @@ def _with_mark(message: dict[str, Any], place: int, mark: Mapping[str, str]) -> 
     blocks = list(wire.as_blocks(message["content"]))
     blocks[place] = {**blocks[place], "cache_control": mark}
     return {**message, "content": blocks}
-
-
-class MessagesReading(Reading):
-    """Reads the events of a message, or whole messages."""
-
-    def __init__(self, faults: bool, *, holds: bool = True) -> None:
-        super().__init__(faults, holds=holds)
-        self._body: dict[str, Any] = {}
-        self._content: list[dict[str, Any]] = []
-        self._theirs = False
-
-    def _begin(self) -> None:
-        self._blocks = ReplyBlocks("the upstream")
-        self._last: dict[str, Any] = {}
-
-    def _feed(self, event: ServerEvent) -> bytes:
-        if not event.data or event.data.strip() == b"[DONE]":
-            return b"" if self.rounds else event.raw
-        data = _object(event.data)
-        kind = data.get("type")
-        if kind == "error" or (kind is None and data.get("error")):
-            self.failed = data
-            return event.raw
-        self.spoke = self.spoke or kind != "ping"
-        self.deltas = list(self._blocks.feed(data))
-        if kind == "message_start":
-            message = data.get("message")
-            self._count(counted(message.get("usage") if isinstance(message, dict) else None))
-        elif kind == "message_delta":
-            self._count(counted(data.get("usage")))
-            self.ended = self.ended or bool((data.get("delta") or {}).get("stop_reason"))
-        elif kind == "message_stop":
-            self.ended = True
-        self._ends = kind in ("message_delta", "message_stop")
-        return self._seen(data, str(kind), event.raw) if self.faults else event.raw
-
-    def _count(self, usage: Mapping[str, Any]) -> None:
-        """Add the figures of an event. The newest figure counts, but some servers repeat one as 0 at the end."""
-        self.usage.update({key: value for key, value in usage.items() if value or key not in self.usage})
-
-    def _seen(self, data: dict[str, Any], kind: str, raw: bytes) -> bytes:
-        if kind == "message_start":
-            return b"" if self.rounds else raw
-        if kind == "message_delta":
-            self._last = data
-        if self._ends:
-            return b"" if self.changed else raw
-        index = data.get("index")
-        if not isinstance(index, int):
-            return raw
-        if kind == "content_block_start":
-            block = {"type": "text", **data["content_block"]}
-            mine = block["type"] == "tool_use" and is_ours(block)
-            self._theirs = self._theirs or (block["type"] == "tool_use" and not mine)
-            self._slot(index, mine)
-        elif index not in self._slots and kind == "content_block_delta":  # it had no beginning
-            self._slot(index, False)
-        slot = self._slots.get(index, index)
-        if slot is None:
-            return b""
-        return written({**data, "index": slot}, kind) if self.changed and slot != index else raw
-
-    def _reply(self) -> Reply:
-        self._check(self._blocks.said, any(slot is None for slot in self._slots.values()))
-        return self._blocks.reply(ended=True)
-
-    def _take(self, body: bytes) -> None:
-        self._body = {}
-        body_fields = _object(body)
-        if body_fields.get("type") == "error" or (body_fields.get("error") and "content" not in body_fields):
-            self.failed = body_fields
-            return
-        self.usage = counted(body_fields.get("usage"))
-        list(self._blocks.feed({"type": "message_start", "message": {"usage": body_fields.get("usage")}}))
-        content = body_fields.get("content")
-        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
-        for index, block in enumerate(blocks):
-            self.deltas += self._blocks.feed({"type": "content_block_start", "index": index, "content_block": block})
-            if not (block.get("type") == "tool_use" and is_ours(block)):
-                self._content.append(block)
-            else:
-                self.changed = self.changed or self.faults
-        list(self._blocks.feed({"type": "message_delta", "delta": {"stop_reason": body_fields.get("stop_reason")}, "usage": {}}))
-        self._body, self.ended = {**body_fields, "content": blocks}, True
-
-    def _end(self) -> bytes:
-        if self._raw:
-            stop = self._body.get("stop_reason")
-            if stop == "tool_use" and not any(block.get("type") == "tool_use" for block in self._content):
-                stop = "end_turn"
-            return msgspec.json.encode(
-                {**self._body, "content": self._content, "stop_reason": stop, "usage": self._reported_usage()}
-            )
-        delta = dict(self._last.get("delta") or {"stop_reason": "end_turn", "stop_sequence": None})
-        if delta.get("stop_reason") == "tool_use" and not self._theirs:
-            delta["stop_reason"] = "end_turn"
-        last = {**self._last, "type": "message_delta", "delta": delta, "usage": self._reported_usage()}
-        return written(last, "message_delta") + written({"type": "message_stop"}, "message_stop")

@@ -55,22 +55,8 @@ SUMMED = ("sessions_open", "learning_waiting", "spans_waiting", "requests_waitin
 """Figures of `CURRENT` for each process."""
 
 COUNTED_FIELDS = (
-    *(
-        "path",
-        "status",
-        "problem",
-        "unread",
-        "warnings",
-        "seconds",
-        "first",
-        "waited",
-        "received",
-        "rounds",
-        "upstream",
-        "form",
-        "lookups",
-    ),
-    *("session", "began", "sent", "new", "usage", "compacted", "stats_before", "stats_after", "idle"),
+    *("path", "status", "problem", "unread", "warnings", "seconds", "first", "waited", "received", "rounds", "upstream", "form"),
+    *("lookups", "session", "began", "sent", "new", "usage", "compacted", "stats_before", "stats_after", "idle"),
 )
 """Fields of an exchange that are counted, beside its tenant and user."""
 
@@ -181,59 +167,45 @@ class Metrics:
         self._latest = _Latest()
         self._registry.register(self._latest)
         self._policies: set[str] = set()
-        tenant: Any = {"labelnames": ["tenant"], "registry": self._registry}
-        routed: Any = {"labelnames": ["tenant", "route"], "registry": self._registry}
-        self._requests = Counter(
-            "kilburn_requests", "Requests.", labelnames=["tenant", "route", "status"], registry=self._registry
-        )
-        self._problems = Counter(
-            "kilburn_problems", "Requests that failed or were refused.", labelnames=["tenant", "problem"], registry=self._registry
-        )
-        self._seconds = Histogram("kilburn_request_seconds", "From a request's start to its end.", buckets=SLOWER, **routed)
-        self._added = Histogram(
-            "kilburn_added_seconds", "What the gateway added to the first byte of a reply.", buckets=FASTER, **tenant
-        )
-        self._tokens = Counter(
-            "kilburn_tokens",
+
+        def series(kind: Any, name: str, words: str, *labels: str, **options: Any) -> Any:
+            return kind(f"kilburn_{name}", words, labelnames=["tenant", *labels], registry=self._registry, **options)
+
+        self._requests = series(Counter, "requests", "Requests.", "route", "status")
+        self._problems = series(Counter, "problems", "Requests that failed or were refused.", "problem")
+        self._seconds = series(Histogram, "request_seconds", "From a request's start to its end.", "route", buckets=SLOWER)
+        added = "What the gateway added to the first byte of a reply."
+        self._added = series(Histogram, "added_seconds", added, buckets=FASTER)
+        self._tokens = series(
+            Counter,
+            "tokens",
             "Tokens: sent by clients, new of them, shipped upstream, read from its cache, written to it, replied, "
             "processed again because of an edit, and freed by compactions.",
-            labelnames=["tenant", "kind"],
-            registry=self._registry,
+            "kind",
         )
-        self._calls = Counter("kilburn_upstream_calls", "Calls of the upstream, hidden rounds too.", **tenant)
-        self._hits = Counter("kilburn_hits", "Prompts and recalls that the window served.", **tenant)
-        self._faults = Counter("kilburn_faults", "Recalls of pages that were out of the window.", **tenant)
-        self._refaults = Counter("kilburn_refaults", "Recalls of pages that had just left, 10 turns before at most.", **tenant)
-        self._compactions = Counter(
-            "kilburn_compactions",
-            "Compactions, by the policy that was asked, and what became of it; policy kernel: room that nobody else made.",
-            labelnames=["tenant", "policy", "outcome"],
-            registry=self._registry,
+        self._calls = series(Counter, "upstream_calls", "Calls of the upstream, hidden rounds too.")
+        self._hits = series(Counter, "hits", "Prompts and recalls that the window served.")
+        self._faults = series(Counter, "faults", "Recalls of pages that were out of the window.")
+        self._refaults = series(Counter, "refaults", "Recalls of pages that had just left, 10 turns before at most.")
+        compactions = (
+            "Compactions, by the policy that was asked, and what became of it; policy kernel: room that nobody else made."
         )
-        self._lookups = Counter(
-            "kilburn_lookups",
-            "Recalls and searches of the model, and searches for it (brought), by what they came to.",
-            labelnames=["tenant", "tool", "outcome"],
-            registry=self._registry,
-        )
-        self._upstream = Histogram("kilburn_upstream_seconds", "Each call of the upstream, to its end.", buckets=SLOWER, **tenant)
-        self._first = Histogram(
-            "kilburn_first_byte_seconds", "From a request's start to the first byte of its reply.", buckets=SLOWER, **tenant
-        )
-        self._unread = Counter(
-            "kilburn_unread",
-            "Requests that were served unread, or whose reply was not kept, because something here failed.",
-            labelnames=["tenant", "reason"],
-            registry=self._registry,
-        )
-        self._shortened = Counter(
-            "kilburn_shortened",
+        self._compactions = series(Counter, "compactions", compactions, "policy", "outcome")
+        lookups = "Recalls and searches of the model, and searches for it (brought), by what they came to."
+        self._lookups = series(Counter, "lookups", lookups, "tool", "outcome")
+        self._upstream = series(Histogram, "upstream_seconds", "Each call of the upstream, to its end.", buckets=SLOWER)
+        first = "From a request's start to the first byte of its reply."
+        self._first = series(Histogram, "first_byte_seconds", first, buckets=SLOWER)
+        unread = "Requests that were served unread, or whose reply was not kept, because something here failed."
+        self._unread = series(Counter, "unread", unread, "reason")
+        self._shortened = series(
+            Counter,
+            "shortened",
             "Requests whose prompt did not show everything, whose tools and other fields exceed their room, or whose reply may "
             "be larger than what is reserved for it.",
-            **tenant,
         )
-        self._alarms = Gauge("kilburn_sessions_alarmed", f"Sessions with a hit rate under {ALARM:.0%}.", **tenant)
-        self._saved = Gauge("kilburn_saved", "Money saved since the start, in the unit of the price table.", **tenant)
+        self._alarms = series(Gauge, "sessions_alarmed", f"Sessions with a hit rate under {ALARM:.0%}.")
+        self._saved = series(Gauge, "saved", "Money saved since the start, in the unit of the price table.")
 
     def observe(self, exchange: Exchange) -> None:
         """Count one exchange."""

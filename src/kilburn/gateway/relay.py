@@ -11,8 +11,8 @@ import logging
 import math
 import re
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager, nullcontext, suppress
 from typing import Any
 
 import anyio
@@ -38,12 +38,11 @@ from kilburn.errors import (
     Unavailable,
     WireError,
 )
-from kilburn.gateway import spans
+from kilburn.gateway import figures, spans
 from kilburn.gateway.conversations import Conversation, shortened
 from kilburn.gateway.events import Events, Shape, detect_shape
 from kilburn.gateway.exchange import Exchange, together
 from kilburn.gateway.faults import LONGEST_MODEL, MemoryTools, Offer, answered, brought
-from kilburn.gateway.figures import Figures
 from kilburn.gateway.form import Form, ParsedRequest, Reading, hidden
 from kilburn.gateway.history import MAX_READ_ATTEMPTS, Histories, named
 from kilburn.gateway.keys import Key, Link
@@ -51,16 +50,16 @@ from kilburn.gateway.memories import Learners, Remembered, remembered
 from kilburn.gateway.problems import client_message, unread_reason
 from kilburn.gateway.repeats import Hold
 from kilburn.gateway.threads import in_thread
-from kilburn.gateway.upstream import Response, UpstreamApi, error_status, gathered, replayed
+from kilburn.gateway.upstream import Response, UpstreamApi, error_status, gathered, read_error, replayed
 from kilburn.kernel.receipts import ranges
 from kilburn.kernel.render import to_send
+from kilburn.kernel.session import retried
 from kilburn.memory.brought import Brought, room_for
 from kilburn.memory.memory_tools import OFFERED, without_gone
 from kilburn.message import Kind, Message, Part, Trust
 from kilburn.model import Finish, Reply
 from kilburn.models.provider_errors import provider_error
 from kilburn.models.retry import Retry
-from kilburn.wire.plain import NOT_JSON
 
 log = logging.getLogger("kilburn.gateway")
 
@@ -89,9 +88,6 @@ MAX_ERROR_BYTES = 1 << 20
 
 TOOLS = msgspec.json.encode(OFFERED)
 """The descriptions of our tools, whose tokens are counted; other forms of them differ by a few tokens."""
-
-LAST = ("message_stop", "response.completed", "response.incomplete")
-"""Names of the events that end a reply. In the chat form, data ends it."""
 
 HIDDEN_ROUND_RETRY = Retry()
 """Retries of a hidden round within one request, and the pauses between them."""
@@ -127,7 +123,6 @@ class Relay:
     ) -> None:
         self.offer, self.fails_open = offer, fails_open
         self.histories, self.upstream, self.rounds, self.learners = histories, upstream, rounds, learners
-        self.figures = Figures()
 
     async def answer(
         self,
@@ -151,11 +146,11 @@ class Relay:
             KilburnError: the request failed before anything was sent to the client.
         """
         conversation, work = await in_thread(self._begin, form, body, headers, key, exchange, hold, fields)
-        turn = _Turn(self, conversation, work, path, headers, exchange, send)
+        rounds = _Rounds(self, conversation, work, path, headers, exchange, send)
         try:
-            await turn.run()
+            await rounds.run()
         finally:
-            await turn.give()
+            await rounds.give()
 
     def _begin(
         self,
@@ -177,7 +172,7 @@ class Relay:
             link = key.link is not Link.OFF
             conversation = self.histories.take(form, req, name, key.user, link=link, hold=hold, prepare=work.prepare)
             try:
-                self.figures.begin(exchange, conversation)
+                figures.begin(exchange, conversation)
                 work.reply = conversation.reply() if hold.repeated else None
                 if work.reply is not None:
                     return conversation, work
@@ -375,7 +370,7 @@ class _Work:
         self.render()
 
 
-class _Turn:
+class _Rounds:
     """The rounds between a request and the end of its answer."""
 
     def __init__(
@@ -429,7 +424,7 @@ class _Turn:
         self._given = True
         try:
             self._relay.histories.store.backend.sync(self._conversation.number)
-            self._relay.figures.end(self._exchange, self._conversation)
+            figures.end(self._exchange, self._conversation)
         except StoreError as error:
             if not self._let_go(error):
                 raise
@@ -474,10 +469,11 @@ class _Turn:
 
     async def _asked(self, headers: Mapping[str, str], began: float) -> bool:
         work, exchange = self._work, self._exchange
-        async with _Waited(await self._asking(headers), exchange) as waited:
+        async with AsyncExitStack() as stack:
+            asking = await self._asking(headers)
             try:
-                with self._call.current():
-                    answer = await waited.answer()
+                with self._call.current(), _waiting(exchange):
+                    answer = await stack.enter_async_context(asking)
             except (Overlong, ToolsRefused) as error:
                 if await self._mended(error):
                     return True
@@ -491,7 +487,7 @@ class _Turn:
             if self._reading is None:
                 self._reading = work.form.reading(work.faults, holds=work.keeps)
             reading = self._reading
-            shape, pieces = await detect_shape(answer.pieces)
+            shape, pieces = await detect_shape(_timed(answer.pieces, exchange))
             answer = answer._replace(pieces=pieces)
             if self._shape not in (None, shape):
                 raise Unavailable("the upstream answered once with events and once without", advice="check the upstream")
@@ -613,15 +609,15 @@ class _Turn:
         call_message, tokens_before = work.heard(hidden(message)), conversation.session.ledger.figures.tokens_seen
         results = answered(self._relay.histories.store, conversation, ours, self._exchange, over=over)
         self._keep(reply, [call_message, *results], more=goes_on)
-        self._relay.figures.hide(conversation, tokens_before)
+        figures.hide(conversation, tokens_before)
         if not goes_on:
             return False
-        for remaining in reversed(range(MAX_READ_ATTEMPTS)):
-            with suppress(StoreStale) if remaining else nullcontext():
-                self._relay.histories.current(conversation)
-                work.render()
-                break
+        retried(self._render_current)
         return True
+
+    def _render_current(self) -> None:
+        self._relay.histories.current(self._conversation)
+        self._work.render()
 
     def _keep(self, reply: Reply, messages: list[Message], *, more: bool = False) -> None:
         """Append a reply, and correct the token counter by its usage.
@@ -648,11 +644,7 @@ class _Turn:
     async def _refused(self, answer: Response) -> bool:
         """Handle an error of the upstream; return whether to ask again with a mended prompt."""
         body = await gathered(answer, MAX_ERROR_BYTES)
-        try:
-            decoded = msgspec.json.decode(body)
-        except NOT_JSON:
-            decoded = None
-        error = provider_error("the upstream", answer.status, decoded, body[:400].decode("utf-8", "replace"), answer.headers)
+        error, _ = read_error("the upstream", answer, body)
         if await self._mended(error) or await self._later(error):
             return True
         if self._started:
@@ -727,7 +719,7 @@ class _Turn:
                             return None
                         else:
                             failed += visible
-                        over = over or reading.failed is not None or event.data.strip() == b"[DONE]" or event.name in LAST
+                        over = over or reading.failed is not None or event.is_last
                     if not self._started:
                         kind = {"content-type": "text/event-stream", "cache-control": "no-cache"}
                         await self._start(answer.status, {**kind, **answer.headers})
@@ -772,43 +764,25 @@ class _Turn:
         await self._send({"type": "http.response.body", "body": last})
 
 
-class _Waited:
-    """An upstream's answer, and the time that the gateway waits for it until the client's first byte."""
+@contextmanager
+def _waiting(exchange: Exchange) -> Iterator[None]:
+    """Count the time for which the gateway waits for the upstream, until the client's first byte."""
+    began = time.perf_counter()
+    try:
+        yield
+    finally:
+        if exchange.first is None:
+            exchange.waited = (exchange.waited or 0.0) + time.perf_counter() - began
 
-    def __init__(self, asking: AbstractAsyncContextManager[Response], exchange: Exchange) -> None:
-        self._asking, self._exchange = asking, exchange
-        self._answers = False
 
-    async def __aenter__(self) -> _Waited:
-        return self
-
-    async def answer(self) -> Response:
-        """Return the answer."""
-        began = time.perf_counter()
-        try:
-            answer = await self._asking.__aenter__()
-        finally:
-            self._count(began)
-        self._answers = True
-        return answer._replace(pieces=self._pieces(answer.pieces))
-
-    async def _pieces(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        while True:
-            began = time.perf_counter()
-            try:
-                piece = await anext(pieces, None)
-            finally:
-                self._count(began)
-            if piece is None:
-                return
+async def _timed(pieces: AsyncIterator[bytes], exchange: Exchange) -> AsyncIterator[bytes]:
+    """Yield an answer's pieces, and count the time until each."""
+    piece: bytes | None = b""
+    while piece is not None:
+        with _waiting(exchange):
+            piece = await anext(pieces, None)
+        if piece is not None:
             yield piece
-
-    def _count(self, began: float) -> None:
-        if self._exchange.first is None:
-            self._exchange.waited = (self._exchange.waited or 0.0) + time.perf_counter() - began
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> bool | None:
-        return await self._asking.__aexit__(kind, error, trace) if self._answers else None
 
 
 async def start(send: Send, status: int, headers: Mapping[str, str], length: int | None = None) -> None:

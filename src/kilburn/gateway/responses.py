@@ -17,7 +17,7 @@ import msgspec
 from kilburn.errors import InvalidMessage
 from kilburn.gateway.chat import ChatForm
 from kilburn.gateway.events import ServerEvent, written
-from kilburn.gateway.form import ParsedRequest, Reading, is_ours, listed, parse_fields, usage_or_zero, with_tools
+from kilburn.gateway.form import ParsedRequest, Reading, decode_object, is_ours, listed, parse_fields, usage_or_zero, with_tools
 from kilburn.kernel.render import render
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Delta, Finish, Reply, Request, Tokens, ToolSpec
@@ -26,7 +26,7 @@ from kilburn.wire import responses as items
 from kilburn.wire.attached import is_attached, pack_attached, restore_attached
 from kilburn.wire.form import parse
 from kilburn.wire.oddities import chat_message, numbered, response_item
-from kilburn.wire.plain import NOT_JSON, counted, plain, whole_number
+from kilburn.wire.plain import NOT_JSON, counted, plain
 
 KEPT_THERE = ("conversation", "background")
 """Fields of a request that goes on from what its provider keeps, or leaves its reply there."""
@@ -37,7 +37,194 @@ PREVIOUS = "previous_response_id"
 ITEM_REFERENCE = "item_reference"
 """The type of an item that only its provider has."""
 
-_object = msgspec.json.Decoder(dict[str, Any]).decode
+
+BEGINNINGS = ("response.created", "response.queued", "response.in_progress")
+ENDS = ("response.completed", "response.incomplete")
+
+
+class ResponsesReading(Reading):
+    """Reads the events of a response, or whole responses."""
+
+    def __init__(self, faults: bool, *, holds: bool = True) -> None:
+        super().__init__(faults, holds=holds)
+        self._first: dict[str, Any] = {}
+        self._output: list[dict[str, Any]] = []
+        self._number = 0
+
+    def _begin(self) -> None:
+        self._response: dict[str, Any] | None = None
+        self._items: dict[Any, dict[str, Any]] = {}
+        self._text: list[str] = []
+        self._thinking: dict[int, list[tuple[dict[str, Any], str, bytes]]] = {}
+        """Events of reasoning, by its place in the output: whether the client sees it depends on what comes of it."""
+
+    def _feed(self, event: ServerEvent) -> bytes:
+        data = decode_object(event.data)
+        kind = str(data.get("type") or event.name or "error" * bool(data.get("error")))
+        if kind in ("error", "response.failed"):
+            self.failed = data.get("response") or data
+            return self._thought() + self._shown(data, kind, event.raw)
+        self.spoke = self.spoke or kind not in BEGINNINGS
+        if kind in ENDS:
+            thought = self._thought()
+            self.ended = self._ends = True
+            self._end_round(data.get("response"))
+            return thought if self.changed else thought + self._shown(data, kind, event.raw)
+        if kind == "response.output_item.done":
+            self._items[data.get("output_index", len(self._items))] = data["item"]
+        elif kind == "response.output_text.delta" and isinstance(data.get("delta"), str):
+            self._text.append(data["delta"])
+        return self._told(data, kind, event.raw) if self.faults else self._seen(data, kind, event.raw)
+
+    def _told(self, data: dict[str, Any], kind: str, raw: bytes) -> bytes:
+        """Return the bytes that the client gets of an event now. Reasoning is held back until the next item. If that is a call of
+        ours, the client gets neither: a provider accepts such reasoning only with its call."""
+        index, item = data.get("output_index"), data.get("item")
+        begins = kind == "response.output_item.added"
+        if isinstance(index, int) and begins and isinstance(item, dict) and item.get("type") == "reasoning":
+            self._thinking[index] = []
+        if isinstance(index, int) and index in self._thinking:
+            self._thinking[index].append((data, kind, raw))
+            return b""
+        if begins and self._thinking and _is_ours(item):
+            for hidden in self._thinking:
+                self._slot(hidden, True)
+            self._thinking.clear()
+        return self._thought() + self._seen(data, kind, raw)
+
+    def _thought(self) -> bytes:
+        """Return the reasoning held back."""
+        waited = [event for events in self._thinking.values() for event in events]
+        self._thinking.clear()
+        return b"".join(self._seen(*event) for event in waited)
+
+    def _end_round(self, source: Any) -> None:
+        """Process the end of a reply; some servers do not repeat the output there, or send no end."""
+        response: dict[str, Any] = dict(source) if isinstance(source, dict) else {}
+        output = response.get("output") or list(self._items.values())
+        if not output and self._text:
+            text = {"type": "output_text", "text": "".join(self._text), "annotations": []}
+            output = [{"type": "message", "role": "assistant", "content": [text]}]
+        self.changed = self.changed or (self.faults and any(map(_is_ours, output)))
+        self._response = {**response, "output": output}
+        self._first = self._first or response
+        self.usage.update(counted(response.get("usage")))
+        self._output += _visible(output)
+
+    def _seen(self, data: dict[str, Any], kind: str, raw: bytes) -> bytes:
+        response = data.get("response")
+        if isinstance(response, dict):
+            if self.rounds:
+                return b""
+            self._first = self._first or response
+        index = data.get("output_index")
+        if self.faults and isinstance(index, int):
+            if kind == "response.output_item.added" or index not in self._slots:  # some have no beginning
+                self._slot(index, _is_ours(data.get("item")))
+            slot = self._slots[index]
+            if slot is None:
+                return b""
+            data["output_index"] = slot
+        return self._shown(data, kind, raw)
+
+    def _shown(self, data: dict[str, Any], kind: str, raw: bytes) -> bytes:
+        """Return an event as the client sees it: unchanged, unless it names our tools or is renumbered."""
+        visible = _unseen(data) if self.faults else data
+        if self.changed:
+            return self._numbered(visible, kind)
+        if not self._ends and self.failed is None:
+            number = data.get("sequence_number")
+            self._number = (number if isinstance(number, int) else self._number) + 1
+        return raw if visible is data else written(visible, kind)
+
+    def _numbered(self, data: dict[str, Any], kind: str) -> bytes:
+        if "sequence_number" in data:
+            data["sequence_number"] = self._number
+        self._number += 1
+        return written(data, kind)
+
+    def _take(self, body: bytes) -> None:
+        data = decode_object(body)
+        if data.get("error") or data.get("status") == "failed":
+            self.failed = data
+            return
+        if isinstance(data.get("output"), str):
+            data["output"] = [{"type": "message", "role": "assistant", "content": data["output"]}]
+        if "output" in data:
+            self.ended = True
+            self._end_round(data)
+            self.changed = self.changed or (self.faults and _unseen({"response": data})["response"] is not data)
+
+    def left(self) -> bytes:
+        """See `Reading`."""
+        return self._thought() + super().left()
+
+    @property
+    def id(self) -> str:
+        """See `Reading`."""
+        # See `end`.
+        response = (self._response if self._raw else self._first) or {}
+        return str(response.get("id") or "") if response.get("store") is not False else ""
+
+    def _reply(self) -> Reply:
+        if self._response is None and (self._items or self._text):
+            self._end_round(None)
+        response = self._response or {}
+        self._check(self._response is not None, any(map(_is_ours, response.get("output") or ())))
+        messages = [wire.read(chat_message(items.read(response_item(item)))) for item in plain(response["output"], "output")]
+        if any(message.role is not Role.ASSISTANT for message in messages):
+            raise InvalidMessage("a reply with another role")
+        nonempty = [message for message in messages if any(part.text or part.kind is not Kind.TEXT for part in message.parts)]
+        (message,) = items.together(nonempty) or [Message(role=Role.ASSISTANT, parts=(Part(kind=Kind.TEXT, text=""),))]
+        usage_fields = counted(response.get("usage"))
+        details = counted(usage_fields.get("input_tokens_details"))
+        figures = {"prompt_tokens": usage_fields.get("input_tokens"), "completion_tokens": usage_fields.get("output_tokens")}
+        usage = wire.read_usage({**figures, "prompt_tokens_details": {"cached_tokens": details.get("cached_tokens", 0)}})
+        called = any(part.kind is Kind.CALL for part in message.parts)
+        finish = Finish.LENGTH if response.get("status") == "incomplete" else Finish.CALLS if called else Finish.STOP
+        return Reply(message=numbered([message])[0], finish=finish, usage=usage)
+
+    def _end(self) -> bytes:
+        response: dict[str, Any] = self._response or {}
+        # Its id is that of the last round: the provider has an earlier one with calls that have no results there. A stream has
+        # said the first one already, and OpenAI's client takes no other at its end.
+        first = ("created_at",) if self._raw else ("id", "created_at")
+        whole: dict[str, Any] = {**response, **{key: self._first[key] for key in first if key in self._first}}
+        whole |= {"output": self._output, "usage": self._reported_usage() or None}
+        whole = _unseen({"response": whole})["response"]
+        if self._raw:
+            return msgspec.json.encode(whole)
+        kind = "response.incomplete" if response.get("status") == "incomplete" else "response.completed"
+        return self._numbered({"type": kind, "sequence_number": 0, "response": whole}, kind)
+
+    def broken(self, error: dict[str, Any]) -> bytes:
+        """See `Reading`."""
+        return self._numbered({**error["error"], "type": "error", "sequence_number": 0}, "error")
+
+
+def _unseen(data: dict[str, Any]) -> dict[str, Any]:
+    """Return an event whose response names neither our tools nor calls of them; the same event if it already is one."""
+    response = data.get("response")
+    if not isinstance(response, dict):
+        return data
+    lists = {key: response[key] for key in ("tools", "output") if isinstance(response.get(key), list)}
+    if not any(_is_ours(entry) for got in lists.values() for entry in got):
+        return data
+    return {**data, "response": response | {key: _visible(got) for key, got in lists.items()}}
+
+
+def _visible(listed: list[Any]) -> list[Any]:
+    """Return tools without ours, or items without calls of ours and the reasoning that led to them."""
+    visible: list[Any] = []
+    hides = False
+    for entry in reversed(listed):
+        hides = _is_ours(entry) or (hides and isinstance(entry, dict) and entry.get("type") == "reasoning")
+        visible += [] if hides else [entry]
+    return visible[::-1]
+
+
+def _is_ours(item: Any) -> bool:
+    return is_ours(item) and item.get("type") in ("function", "function_call")
 
 
 class ResponsesForm(ChatForm):
@@ -48,6 +235,7 @@ class ResponsesForm(ChatForm):
     rendered: ClassVar[str] = "responses"
     key: ClassVar[str] = "input"
     caps: ClassVar[tuple[str, ...]] = ("max_output_tokens",)
+    reader: ClassVar[type[Reading]] = ResponsesReading
 
     def unread(self, raw: bytes, parsed: Mapping[str, msgspec.Raw] | None = None) -> bool:
         """See `Form`."""
@@ -95,13 +283,7 @@ class ResponsesForm(ChatForm):
         offered = [{"type": "function", **tool["function"], "strict": False} for tool in wire.tools(specs)]
         return msgspec.json.encode(with_tools(fields, offered))
 
-    def reading(self, faults: bool, *, holds: bool = True) -> Reading:
-        """See `Form`."""
-        return ResponsesReading(faults, holds=holds)
-
-    def request(self, body: bytes, into: str, cap: int) -> Request:
-        """See `Form`."""
-        fields = {key: whole_number(value) for key, value in _object(body).items()}
+    def _request(self, fields: dict[str, Any], into: str, cap: int) -> Request:
         items_or_text = fields["input"]
         listed_items = [{"role": "user", "content": items_or_text}] if isinstance(items_or_text, str) else items_or_text
         messages = _chat(map(response_item, listed_items))
@@ -125,7 +307,7 @@ def _kept_there(raw: bytes, parsed: Mapping[str, msgspec.Raw] | None) -> tuple[s
     if given_keys.keys().isdisjoint((*KEPT_THERE, PREVIOUS)) and f'"{ITEM_REFERENCE}"'.encode() not in raw:
         return "", False
     try:
-        fields = _object(raw)
+        fields = decode_object(raw)
     except NOT_JSON:
         return "", False
     input_value, previous = fields.get("input"), fields.get(PREVIOUS)
@@ -246,194 +428,3 @@ class _Writer:
             out.append(self._say("response.output_item.done", output_index=index, item=item))
         kind = "response.completed" if whole["status"] == "completed" else "response.incomplete"
         return [*out, self._say(kind, response=whole)]
-
-
-BEGINNINGS = ("response.created", "response.queued", "response.in_progress")
-ENDS = ("response.completed", "response.incomplete")
-
-
-class ResponsesReading(Reading):
-    """Reads the events of a response, or whole responses."""
-
-    def __init__(self, faults: bool, *, holds: bool = True) -> None:
-        super().__init__(faults, holds=holds)
-        self._first: dict[str, Any] = {}
-        self._output: list[dict[str, Any]] = []
-        self._number = 0
-
-    def _begin(self) -> None:
-        self._response: dict[str, Any] | None = None
-        self._items: dict[Any, dict[str, Any]] = {}
-        self._text: list[str] = []
-        self._thinking: dict[int, list[tuple[dict[str, Any], str, bytes]]] = {}
-        """Events of reasoning, by its place in the output: whether the client sees it depends on what comes of it."""
-
-    def _feed(self, event: ServerEvent) -> bytes:
-        if not event.data or event.data.strip() == b"[DONE]":
-            return b"" if self.rounds else event.raw
-        data = _object(event.data)
-        kind = str(data.get("type") or event.name or "error" * bool(data.get("error")))
-        if kind in ("error", "response.failed"):
-            self.failed = data.get("response") or data
-            return self._thought() + self._shown(data, kind, event.raw)
-        self.spoke = self.spoke or kind not in BEGINNINGS
-        if kind in ENDS:
-            thought = self._thought()
-            self.ended = self._ends = True
-            self._end_round(data.get("response"))
-            return thought if self.changed else thought + self._shown(data, kind, event.raw)
-        if kind == "response.output_item.done":
-            self._items[data.get("output_index", len(self._items))] = data["item"]
-        elif kind == "response.output_text.delta" and isinstance(data.get("delta"), str):
-            self._text.append(data["delta"])
-        return self._told(data, kind, event.raw) if self.faults else self._seen(data, kind, event.raw)
-
-    def _told(self, data: dict[str, Any], kind: str, raw: bytes) -> bytes:
-        """Return the bytes that the client gets of an event now. Reasoning is held back until the next item. If that is a call of
-        ours, the client gets neither: a provider accepts such reasoning only with its call."""
-        index, item = data.get("output_index"), data.get("item")
-        begins = kind == "response.output_item.added"
-        if isinstance(index, int) and begins and isinstance(item, dict) and item.get("type") == "reasoning":
-            self._thinking[index] = []
-        if isinstance(index, int) and index in self._thinking:
-            self._thinking[index].append((data, kind, raw))
-            return b""
-        if begins and self._thinking and _is_ours(item):
-            for hidden in self._thinking:
-                self._slot(hidden, True)
-            self._thinking.clear()
-        return self._thought() + self._seen(data, kind, raw)
-
-    def _thought(self) -> bytes:
-        """Return the reasoning held back."""
-        waited = [event for events in self._thinking.values() for event in events]
-        self._thinking.clear()
-        return b"".join(self._seen(*event) for event in waited)
-
-    def _end_round(self, source: Any) -> None:
-        """Process the end of a reply; some servers do not repeat the output there, or send no end."""
-        response: dict[str, Any] = dict(source) if isinstance(source, dict) else {}
-        output = response.get("output") or list(self._items.values())
-        if not output and self._text:
-            text = {"type": "output_text", "text": "".join(self._text), "annotations": []}
-            output = [{"type": "message", "role": "assistant", "content": [text]}]
-        self.changed = self.changed or (self.faults and any(map(_is_ours, output)))
-        self._response = {**response, "output": output}
-        self._first = self._first or response
-        self.usage.update(counted(response.get("usage")))
-        self._output += _visible(output)
-
-    def _seen(self, data: dict[str, Any], kind: str, raw: bytes) -> bytes:
-        response = data.get("response")
-        if isinstance(response, dict):
-            if self.rounds:
-                return b""
-            self._first = self._first or response
-        index = data.get("output_index")
-        if self.faults and isinstance(index, int):
-            if kind == "response.output_item.added" or index not in self._slots:  # some have no beginning
-                self._slot(index, _is_ours(data.get("item")))
-            slot = self._slots[index]
-            if slot is None:
-                return b""
-            data["output_index"] = slot
-        return self._shown(data, kind, raw)
-
-    def _shown(self, data: dict[str, Any], kind: str, raw: bytes) -> bytes:
-        """Return an event as the client sees it: unchanged, unless it names our tools or is renumbered."""
-        visible = _unseen(data) if self.faults else data
-        if self.changed:
-            return self._numbered(visible, kind)
-        if not self._ends and self.failed is None:
-            number = data.get("sequence_number")
-            self._number = (number if isinstance(number, int) else self._number) + 1
-        return raw if visible is data else written(visible, kind)
-
-    def _numbered(self, data: dict[str, Any], kind: str) -> bytes:
-        if "sequence_number" in data:
-            data["sequence_number"] = self._number
-        self._number += 1
-        return written(data, kind)
-
-    def _take(self, body: bytes) -> None:
-        data = _object(body)
-        if data.get("error") or data.get("status") == "failed":
-            self.failed = data
-            return
-        if isinstance(data.get("output"), str):
-            data["output"] = [{"type": "message", "role": "assistant", "content": data["output"]}]
-        if "output" in data:
-            self.ended = True
-            self._end_round(data)
-            self.changed = self.changed or (self.faults and _unseen({"response": data})["response"] is not data)
-
-    def left(self) -> bytes:
-        """See `Reading`."""
-        return self._thought() + super().left()
-
-    @property
-    def id(self) -> str:
-        """See `Reading`."""
-        # See `end`.
-        response = (self._response if self._raw else self._first) or {}
-        return str(response.get("id") or "") if response.get("store") is not False else ""
-
-    def _reply(self) -> Reply:
-        if self._response is None and (self._items or self._text):
-            self._end_round(None)
-        response = self._response or {}
-        self._check(self._response is not None, any(map(_is_ours, response.get("output") or ())))
-        messages = [wire.read(chat_message(items.read(response_item(item)))) for item in plain(response["output"], "output")]
-        if any(message.role is not Role.ASSISTANT for message in messages):
-            raise InvalidMessage("a reply with another role")
-        nonempty = [message for message in messages if any(part.text or part.kind is not Kind.TEXT for part in message.parts)]
-        (message,) = items.together(nonempty) or [Message(role=Role.ASSISTANT, parts=(Part(kind=Kind.TEXT, text=""),))]
-        usage_fields = counted(response.get("usage"))
-        details = counted(usage_fields.get("input_tokens_details"))
-        figures = {"prompt_tokens": usage_fields.get("input_tokens"), "completion_tokens": usage_fields.get("output_tokens")}
-        usage = wire.read_usage({**figures, "prompt_tokens_details": {"cached_tokens": details.get("cached_tokens", 0)}})
-        called = any(part.kind is Kind.CALL for part in message.parts)
-        finish = Finish.LENGTH if response.get("status") == "incomplete" else Finish.CALLS if called else Finish.STOP
-        return Reply(message=numbered([message])[0], finish=finish, usage=usage)
-
-    def _end(self) -> bytes:
-        response: dict[str, Any] = self._response or {}
-        # Its id is that of the last round: the provider has an earlier one with calls that have no results there. A stream has
-        # said the first one already, and OpenAI's client takes no other at its end.
-        first = ("created_at",) if self._raw else ("id", "created_at")
-        whole: dict[str, Any] = {**response, **{key: self._first[key] for key in first if key in self._first}}
-        whole |= {"output": self._output, "usage": self._reported_usage() or None}
-        whole = _unseen({"response": whole})["response"]
-        if self._raw:
-            return msgspec.json.encode(whole)
-        kind = "response.incomplete" if response.get("status") == "incomplete" else "response.completed"
-        return self._numbered({"type": kind, "sequence_number": 0, "response": whole}, kind)
-
-    def broken(self, error: dict[str, Any]) -> bytes:
-        """See `Reading`."""
-        return self._numbered({**error["error"], "type": "error", "sequence_number": 0}, "error")
-
-
-def _unseen(data: dict[str, Any]) -> dict[str, Any]:
-    """Return an event whose response names neither our tools nor calls of them; the same event if it already is one."""
-    response = data.get("response")
-    if not isinstance(response, dict):
-        return data
-    lists = {key: response[key] for key in ("tools", "output") if isinstance(response.get(key), list)}
-    if not any(_is_ours(entry) for got in lists.values() for entry in got):
-        return data
-    return {**data, "response": response | {key: _visible(got) for key, got in lists.items()}}
-
-
-def _visible(listed: list[Any]) -> list[Any]:
-    """Return tools without ours, or items without calls of ours and the reasoning that led to them."""
-    visible: list[Any] = []
-    hides = False
-    for entry in reversed(listed):
-        hides = _is_ours(entry) or (hides and isinstance(entry, dict) and entry.get("type") == "reasoning")
-        visible += [] if hides else [entry]
-    return visible[::-1]
-
-
-def _is_ours(item: Any) -> bool:
-    return is_ours(item) and item.get("type") in ("function", "function_call")

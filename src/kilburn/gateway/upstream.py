@@ -15,6 +15,7 @@ import traceback
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager, suppress
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import anyio
@@ -439,8 +440,7 @@ async def _in_form(pieces: AsyncIterator[Delta | Reply], form: Form, req: _Model
         first = await anext(pieces, None)
     if first is None:
         raise Unavailable(f"{req.name} ended its stream without a reply")
-    whole = msgspec.json.encode(form.whole(first, req.name))
-    return Response(200, {**headers, "content-type": "application/json"}, _one(whole))
+    return _json(form.whole(first, req.name), headers=headers)
 
 
 async def replayed(reply: Reply, form: Form, model: str, *, streamed: bool) -> Response:
@@ -476,7 +476,7 @@ async def _pieces_of_reply(name: str, answer: Response, form: Form) -> AsyncGene
                 reading.feed(event)
                 for delta in reading.deltas:
                     yield delta
-                if reading.failed is not None or event.data.strip() == b"[DONE]" or event.name == "message_stop":
+                if reading.failed is not None or event.is_last:
                     break
     elif shape is Shape.WHOLE:
         reading.take(await gathered(answer._replace(pieces=pieces)))
@@ -505,18 +505,32 @@ async def _refusal(name: str, answer: Response, form: Form) -> Response:
         Overlong, ToolsRefused: the error has this meaning.
     """
     body = await gathered(answer)
-    try:
-        decoded = msgspec.json.decode(body)
-    except NOT_JSON:
-        decoded = None
-    text = body[:MESSAGE_LETTERS].decode("utf-8", "replace")
-    error = provider_error(name, answer.status, decoded, text, answer.headers)
+    error, decoded = read_error(name, answer, body)
     if isinstance(error, Overlong | ToolsRefused):
         raise error
     inner = decoded.get("error", decoded) if isinstance(decoded, dict) else None
     words, code = (inner.get("message"), inner.get("code")) if isinstance(inner, dict) else (inner, None)
-    whole = form.error(answer.status, str(words or text or error.what), code if isinstance(code, str) else error_status(error)[1])
-    return Response(answer.status, {**answer.headers, "content-type": "application/json"}, _one(msgspec.json.encode(whole)))
+    whole = form.error(
+        answer.status, str(words or _text(body) or error.what), code if isinstance(code, str) else error_status(error)[1]
+    )
+    return _json(whole, answer.status, answer.headers)
+
+
+def read_error(name: str, answer: Response, body: bytes) -> tuple[ModelError, Any]:
+    """Return the error that an endpoint's answer means, and the decoded body; None for a body that is no JSON."""
+    try:
+        decoded = msgspec.json.decode(body)
+    except NOT_JSON:
+        decoded = None
+    return provider_error(name, answer.status, decoded, _text(body), answer.headers), decoded
+
+
+def _text(body: bytes) -> str:
+    return body[:MESSAGE_LETTERS].decode("utf-8", "replace")
+
+
+def _json(value: Any, status: int = 200, headers: Mapping[str, str] = MappingProxyType({})) -> Response:
+    return Response(status, {**headers, "content-type": "application/json"}, _one(msgspec.json.encode(value)))
 
 
 class InProcess:
@@ -561,12 +575,10 @@ class InProcess:
         path = path.partition("?")[0]
         if path == "/messages/count_tokens":
             tokens = counter_for(self.model.tokenizer).count(body.decode("utf-8", "replace"))
-            return Response(200, {"content-type": "application/json"}, _one(msgspec.json.encode({"input_tokens": tokens})))
+            return _json({"input_tokens": tokens})
         if path == "/models":
             card = {"id": self.model.name, "object": "model", "created": 0, "owned_by": "kilburn"}
-            return Response(
-                200, {"content-type": "application/json"}, _one(msgspec.json.encode({"object": "list", "data": [card]}))
-            )
+            return _json({"object": "list", "data": [card]})
         raise Refused(f"{self.model.name} does not answer {path}", advice="give the gateway an upstream that does")
 
     async def close(self) -> None:

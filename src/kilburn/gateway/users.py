@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from urllib.parse import quote
@@ -19,7 +19,7 @@ from kilburn.backend import SegmentInfo, SegmentKind
 from kilburn.backends.counting import Demand
 from kilburn.errors import SpecError, StoreError
 from kilburn.gateway.keys import STAND_INS, Key, Link
-from kilburn.gateway.limits import Bucket, RequestBounds
+from kilburn.gateway.limits import Buckets, RequestBounds
 from kilburn.gateway.problems import Problem, client_message, over_most, over_rate
 from kilburn.gateway.tally import Tally
 from kilburn.wire.plain import NOT_JSON
@@ -215,7 +215,7 @@ class Shares:
     def __init__(self, limits: RequestBounds, tally: Tally | None = None) -> None:
         self._limits, self._tally = limits, tally
         self._running: Counter[tuple[str, str]] = Counter()
-        self._buckets: OrderedDict[tuple[str, str], Bucket] = OrderedDict()
+        self._buckets = Buckets(MAX_USERS)
 
     @asynccontextmanager
     async def taken(self, key: Key, user: str) -> AsyncIterator[None]:
@@ -261,7 +261,9 @@ class Shares:
         client = key.name, _client(key) + user
         if limit and self._running[client] >= limit:
             raise over_most(limit, user=True)
-        self._check_rate(key, client)
+        rate = _share(key.rate or self._limits.rate)
+        if wait := self._buckets.take(client, rate):
+            raise over_rate(rate, wait, user=True)
         self._running[client] += 1
         try:
             yield
@@ -269,20 +271,6 @@ class Shares:
             self._running[client] -= 1
             if not self._running[client]:
                 del self._running[client]
-
-    def _check_rate(self, key: Key, client: tuple[str, str]) -> None:
-        rate = key.rate or self._limits.rate
-        if not rate:
-            return
-        rate = _share(rate)
-        bucket = self._buckets.get(client)
-        if bucket is None or bucket.rate != rate:
-            bucket = self._buckets[client] = Bucket(rate)
-        self._buckets.move_to_end(client)
-        if len(self._buckets) > MAX_USERS:
-            self._buckets.popitem(last=False)
-        if wait := bucket.take():
-            raise over_rate(rate, wait, user=True)
 
 
 def _client(key: Key) -> str:

@@ -102,11 +102,12 @@ class Neighbours:
 
 
 class Parent:
-    """The connection to the parent, and the state that all workers share: figures, signed-in people, and turns.
+    """The connection to the parent, and the state that all workers share: figures, signed-in people, and who does the
+    background work of a tenant.
 
     Args:
         line: the socket to the parent.
-        folder: the folder of the files with turns and numbers of connections.
+        folder: the folder of the files with locks of tenants and numbers of connections.
         place: the number of this worker.
     """
 
@@ -116,7 +117,7 @@ class Parent:
         self.used = self.neighbours.used
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Any]] = {}
-        self._turns: dict[str, int] = {}
+        self._led_tenants: dict[str, int] = {}
         self._writer: asyncio.StreamWriter | None = None
         self._task: asyncio.Task[None] | None = None
         self.now: Callable[[], Any] = tuple
@@ -192,12 +193,12 @@ class Parent:
         """See `kilburn.gateway.workers.Signing.answer`."""
         return await self._ask(verb, *arguments)
 
-    # Turns
+    # Work in the background
 
-    def turn(self, tenant: str) -> bool:
+    def leads(self, tenant: str) -> bool:
         """Return whether this worker does a tenant's work in the background: the first one that asks, until it ends. Two workers
         would compute the same results twice."""
-        if tenant not in self._turns:
+        if tenant not in self._led_tenants:
             name = hashlib.blake2b(tenant.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
             file = os.open(os.path.join(self._folder, name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
@@ -205,13 +206,13 @@ class Parent:
             except OSError:
                 os.close(file)
                 return False
-            self._turns[tenant] = file
+            self._led_tenants[tenant] = file
         return True
 
-    def leave_turns(self) -> None:
-        """Give up the turns, as the end of the process does."""
-        while self._turns:
-            os.close(self._turns.popitem()[1])
+    def stop_leading(self) -> None:
+        """Leave the background work of all tenants to other workers, as the end of the process does."""
+        while self._led_tenants:
+            os.close(self._led_tenants.popitem()[1])
 
 
 class _Connections(set[Any]):
@@ -340,4 +341,4 @@ class WorkerServer(uvicorn.Server):
         if self._coming:
             await asyncio.wait(list(self._coming))
         await super().shutdown(sockets=[])
-        self._parent.leave_turns()
+        self._parent.stop_leading()

@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, Unpack, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack, cast
 
 from kilburn.arguments import checked
 from kilburn.backend import Digests, SegmentInfo
@@ -63,8 +63,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kilburn")
 
-MAX_FORK_ATTEMPTS = 5
-"""How often a branch is begun anew because another program went on with the session that it forks from."""
+T = TypeVar("T")
+
+MAX_ATTEMPTS = 5
+"""Attempts of work that another program disturbs by going on with the same session."""
+
+
+def retried(work: Callable[[], T]) -> T:
+    """Return what `work` returns; it is done again after `StoreStale`, up to `MAX_ATTEMPTS` times. The last error is raised."""
+    for _ in range(MAX_ATTEMPTS - 1):
+        with suppress(StoreStale):
+            return work()
+    return work()
 
 
 class NoteTaker(Protocol):
@@ -529,11 +539,8 @@ class Session(Segment):
         if inherit not in [*Inherit] or (system and inherit == Inherit.HISTORY):
             argument = f"inherit={inherit!r}" + (" with a system message" if system else "")
             raise SpecError(argument[:200], advice=f"use one of {', '.join(Inherit)}; the history has its own system message")
-        for _ in range(MAX_FORK_ATTEMPTS - 1):
-            # Another program may go on with this session meanwhile.
-            with suppress(StoreStale):
-                return self.branches._begin(prompt, Inherit(inherit), call, system)
-        return self.branches._begin(prompt, Inherit(inherit), call, system)
+        # Another program may go on with this session meanwhile.
+        return retried(lambda: self.branches._begin(prompt, Inherit(inherit), call, system))
 
     def _as_of(self, turn: int) -> WindowState:
         """The window as it was after a turn, just before the next message came."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -112,12 +112,33 @@ def session_end(session: Sequence[bytes], digests: Sequence[bytes], places: Mapp
     return best if left_out >= MIN_OMITTED and left_out > best.start - common else range(0)
 
 
+def index_places(digests: Sequence[bytes]) -> dict[bytes, list[int]]:
+    """Return the positions of each digest."""
+    places: dict[bytes, list[int]] = {}
+    for at, digest in enumerate(digests):
+        places.setdefault(digest, []).append(at)
+    return places
+
+
 def is_own(messages: Iterable[Message]) -> bool:
     """Return whether an assistant's text in these messages is too long to be equal by chance. No more messages are read than
     needed."""
     parts = (part for message in messages if message.role is Role.ASSISTANT for part in message.parts)
     sizes = accumulate(len(part.text) for part in parts if part.kind in (Kind.TEXT, Kind.CALL))
     return any(size >= MIN_OWN_CHARS for size in sizes)
+
+
+def find_summary(reply: str, texts: Iterable[str], session: Callable[[], Iterable[Message]]) -> int | None:
+    """Return the index of the first text that has a session's last reply as its summary; None if there is none.
+
+    Args:
+        session: returns the session's messages.
+    """
+    for at, text in enumerate(texts):
+        quoted = quotes(reply, text)
+        if quoted and is_summary(reply, quoted, session()):
+            return at
+    return None
 
 
 def quotes(reply: str, text: str) -> list[str]:
