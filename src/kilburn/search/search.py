@@ -114,7 +114,7 @@ class Searcher:
             ancestors.
         owner: of a page in such a window, the number of the segment that it was made in.
         shown: whether a page of such a window counts as shown; None for those that stand in it whole.
-        only: whether a page of such a window is searched, if not all are.
+        by_user: whether only what the user said is searched, and by words alone.
         infos: the segments to look in; or those of them that are whole, by number.
         everywhere: whether these are all of the tenant's.
     """
@@ -129,7 +129,7 @@ class Searcher:
         windows: Mapping[int, WindowState] | None = None,
         owner: Callable[[int], int] | None = None,
         shown: Callable[[int], bool] | None = None,
-        only: Callable[[int], bool] | None = None,
+        by_user: bool = False,
         everywhere: bool = False,
     ) -> None:
         self._backend, self._ranking, self._vectors = backend, ranking, vectors
@@ -139,7 +139,7 @@ class Searcher:
         else:
             self._infos = {info.number: info for info in infos if not info.damaged}
         self._numbers = None if everywhere else list(self._infos)
-        self._windows, self._owner, self._shown, self._only = windows or {}, owner, shown, only
+        self._windows, self._owner, self._shown, self._by_user = windows or {}, owner, shown, by_user
         # Pages that were skimmed, or read; the keys of those that were read and verified, or are in a window.
         self._rows: dict[Key, tuple[Page, State]] = {}
         self._verified: set[Key] = set()
@@ -229,23 +229,19 @@ class Searcher:
     def _by_words(self, text: str, depth: int, *, unseen: bool) -> list[Passage]:
         """Passages that match, best first. More are looked for if more than half of them cannot be seen from here, or are in the
         window where `unseen` is asked for."""
-        limit = 2 * depth if self._only else depth
+        limit = depth
         while True:
-            passages = self._backend.words.search(text, segments=self._numbers, limit=limit)
+            passages = self._backend.words.search(text, segments=self._numbers, limit=limit, by_user=self._by_user)
             hits = [hit for hit in passages if hit.segment in self._infos and self._is_there(hit_key(hit))]
             useful = sum(not self.is_shown(hit_key(hit)) for hit in hits) if unseen else len(hits)
-            if len(passages) < limit or useful >= depth // 2 or limit >= MAX_WORD_HITS or self._only:
+            if len(passages) < limit or useful >= depth // 2 or limit >= MAX_WORD_HITS:
                 return hits
             limit *= 8
 
     def _is_there(self, key: Key) -> bool:
         """Whether a page can be seen from here: not one that an ancestor has made since this branch forked."""
         window = self._windows.get(key[0])
-        return window is None or (
-            key[1] in window.pages
-            and (self._owner is None or self._owner(key[1]) == key[0])
-            and (self._only is None or self._only(key[1]))
-        )
+        return window is None or (key[1] in window.pages and (self._owner is None or self._owner(key[1]) == key[0]))
 
     def is_shown(self, key: Key) -> bool:
         """Whether a window shows a page."""
