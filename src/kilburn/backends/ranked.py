@@ -4,7 +4,7 @@ An entry's number is segment << 32 | place << 5 | by_user << 4 | length class, s
 ranking knows a passage's length, and the index its words, without a look-up. Places count down, because the newest passages are
 examined first.
 
-The passages that the user said have the word `BY_USER` too, so that a search of them costs the same however many others there are.
+The passages that the user said have the word `BY_USER` too, so that a search of them alone reads no others.
 
 Ranking sums, over the query's words, the word's rarity times the passage's shortness: BM25
 (Robertson & Zaragoza 2009) with each word counted once. A path counts as one word, by the rarest of its parts that the

@@ -50,6 +50,9 @@ RANKING = "blend"
 MIN_DEPTH, MAX_DEPTH = 60, 400
 """Passages that each arm of a search brings, depending on the budget."""
 
+USER_DEPTH = 24
+"""Passages of the user that a search of them alone brings."""
+
 MAX_WORD_HITS = 4000
 """Passages of the arm of words from which on it looks for no further ones."""
 
@@ -177,7 +180,7 @@ class Searcher:
         if not query.strip() or not self._infos or tokens < 1:
             return []
         time = now if at is None else at
-        depth = max(MIN_DEPTH, min(MAX_DEPTH, tokens // 10))
+        depth = USER_DEPTH if self._by_user else max(MIN_DEPTH, min(MAX_DEPTH, tokens // 10))
 
         def usable(key: Key) -> bool:
             return self._is_true(key, now, at) and (accepts is None or accepts(*self._rows[key]))
@@ -443,12 +446,12 @@ class Searcher:
         ranked = [ranked[place] for place in together(rivals)] if against else ranked
         chosen: list[tuple[Ranked, Span, str, int]] = []
         texts_shown: set[tuple[int, str]] = set()
-        remaining, batch = tokens, FIRST_READ if limit is None else min(FIRST_READ, limit)
+        remaining, least, batch = tokens, 0, FIRST_READ if limit is None else min(FIRST_READ, limit)
         passages = ((match, span) for match in ranked for span in (match.candidate.span, *match.candidate.also))
         rest = filter(lambda passage: passage[1][1] - passage[1][0] <= remaining * LETTERS, passages)
-        # Passages that fit in between are hard to find: each time more of them are read.
-        while remaining > 0 and (limit is None or len(chosen) < limit) and (batch_passages := list(_some(rest, batch))):
-            batch *= GROWTH
+        # Passages that fit in between are hard to find: each time more of them are read, unless little room is left.
+        while remaining > least and (limit is None or len(chosen) < limit) and (batch_passages := list(_some(rest, batch))):
+            batch, least = batch * GROWTH, tokens // LEAST_SHARE
             if not self._holds([page for match, _ in batch_passages for page in (match, *against.get(match.key, ()))]):
                 return None
             texts = self._texts([match for match, _ in batch_passages])
@@ -633,9 +636,12 @@ class Searcher:
         return str(page.role)
 
 
-FIRST_READ, GROWTH, MOST_READ = 40, 4, 200_000
+FIRST_READ, GROWTH, MOST_READ = 24, 3, 200_000
 """Texts that are read first, at most; how many times more each time after that; and the tokens of the pages that are read at a
 time, but for the last of them."""
+
+LEAST_SHARE = 16
+"""The share of the budget for which no further texts are read once the first were: a sixteenth."""
 
 LETTERS = 12
 """Characters of a token, on average in a passage, at most: one that must take more tokens than are left is not read."""
