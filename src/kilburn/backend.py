@@ -332,9 +332,15 @@ class ContentStore(Protocol):
 class WordIndex(Protocol):
     """The index of passages by their words."""
 
-    def search(self, query: str, *, segments: Collection[int] | None = None, limit: int = 20) -> list[Passage]:
+    def search(
+        self, query: str, *, segments: Collection[int] | None = None, limit: int = 20, by_user: bool = False
+    ) -> list[Passage]:
         """Return at most `limit` passages that match the query's words, best first; of these segments, or of all. Damaged
-        segments are left out."""
+        segments are left out.
+
+        Args:
+            by_user: whether only what the user said is searched, see `Page.is_by_user`.
+        """
         ...
 
     def newest(self, segment: int, queries: Sequence[tuple[str, str]], limit: int = 20) -> list[list[Passage]]:

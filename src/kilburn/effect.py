@@ -76,7 +76,7 @@ class Find(msgspec.Struct, frozen=True, kw_only=True):
         abstain: whether nothing is found where no answer is likely.
         shown: ids of the pages that the prompt shows; None for all that are whole in the window. They are no hits.
         by_words: whether it searches by words alone: nothing is embedded, so it costs about half.
-        by_user: whether only what the user said is searched.
+        by_user: whether only what the user said is searched, by words alone.
     """
 
     query: str

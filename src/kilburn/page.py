@@ -137,6 +137,11 @@ class Page(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tr
         return self.kind in ATOMIC
 
     @property
+    def is_by_user(self) -> bool:
+        """Whether it is a text of the user."""
+        return self.role is Role.USER and self.kind is Kind.TEXT and self.trust >= Trust.USER
+
+    @property
     def is_blank(self) -> bool:
         """Whether it is a text without a visible character; also of a forgotten page."""
         return self.kind is Kind.TEXT and (self.label == BLANK if not self.digest else not self.label)

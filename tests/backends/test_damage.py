@@ -299,7 +299,7 @@ def test_passages_of_no_page_are_found_and_removed(talk: Path, segment: int) -> 
     db = apsw.Connection(str(talk))
     ((lowest,),) = db.execute("SELECT min(id) FROM passage WHERE id >> 32 = 1")
     # The next text of the same length would get this number.
-    place = (segment << 32) | ((lowest & 0xFFFFFFFF) - 16)
+    place = (segment << 32) | ((lowest & 0xFFFFFFFF) - 32)
     db.execute("INSERT INTO passage VALUES(?, 99, 0, 5)", (place,))
     db.close()
     found = command("fsck", "--db", talk, "--json").json["findings"]

@@ -118,7 +118,7 @@ def test_a_page_that_has_not_its_passages_gets_new_ones(tmp_path: Path) -> None:
     filled(path)
     with Sqlite(path) as store:
         before = served(store)
-    change(path, "UPDATE page SET last_passage = last_passage + 16 WHERE id = 7")
+    change(path, "UPDATE page SET last_passage = last_passage + 32 WHERE id = 7")
     with Sqlite(path) as backend:
         assert {one.kind for one in inspect_store(backend)} >= {"index"}
         assert repair_store(backend) == []

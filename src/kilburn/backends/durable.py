@@ -176,12 +176,15 @@ class PassageIndex:
     def __init__(self, read_index: ReadsIndex) -> None:
         self._read = read_index
 
-    def search(self, query: str, *, segments: Collection[int] | None = None, limit: int = 20) -> list[Passage]:
+    def search(
+        self, query: str, *, segments: Collection[int] | None = None, limit: int = 20, by_user: bool = False
+    ) -> list[Passage]:
         """See `WordIndex`."""
 
         def do(view: IndexView) -> list[Passage]:
             extents = view.extents(segments)
-            hits = view.index.search(query, extents, limit, apart=segments is not None and len(extents.segments) > 1)
+            apart = segments is not None and len(extents.segments) > 1
+            hits = view.index.search(query, extents, limit, apart=apart, by_user=by_user)
             passages = _passages(view, [entry for entry, _ in hits], dict(hits))
             return [passages[entry] for entry, _ in hits if entry in passages]
 

@@ -15,6 +15,7 @@ from kilburn.backend import Finding
 from kilburn.backends import citations
 from kilburn.backends.chilling import Chilling
 from kilburn.backends.passages import passages
+from kilburn.backends.ranked import is_by_user
 from kilburn.backends.records import UNREADABLE, act_name, compute_seal, is_observation, page_call_id
 from kilburn.backends.sealed import PageRows, Seals, SegmentRow, shown
 from kilburn.errors import KilburnError
@@ -149,10 +150,10 @@ class IndexedWords:
     """Compares the words in the index with those of the pages, by a checksum of each entry's words.
 
     Args:
-        words_of: returns the words by which a passage with a text is found.
+        words_of: returns the words by which a passage with a text is found, given whether the user said it.
     """
 
-    def __init__(self, words_of: Callable[[str], Iterable[str | bytes]]) -> None:
+    def __init__(self, words_of: Callable[[str, bool], Iterable[str | bytes]]) -> None:
         self._words_of = words_of
         # The expected checksum of each entry; -1 if it is unknown.
         self._wanted: dict[int, int] = {}
@@ -174,7 +175,7 @@ class IndexedWords:
                 yield Finding(kind="index", what=problem, derived=True, segment=segment, page=page)
             return
         for entry, _, start, stop in entries:
-            self._wanted[entry] = sum(hash(word) for word in self._words_of(text[start:stop]))
+            self._wanted[entry] = sum(hash(word) for word in self._words_of(text[start:stop], is_by_user(entry)))
 
     def wrong_entries(self, entries: Iterable[int], owners: AbstractSet[int]) -> Iterator[Finding]:
         """Yield stored passages that belong to no page."""

@@ -25,6 +25,9 @@ from kilburn.page import Span
 SIZE = 800
 """Maximum characters of a passage: about 200 tokens, so that five hits fit a recall of 1,000 tokens."""
 
+BY_USER = "\ue000"
+"""The word of the passages that the user said. No text has it: see `add_name_parts`."""
+
 TOKENIZER = ("porter", "unicode61", "remove_diacritics", "2", "tokenchars", "_")
 
 MAX_NAME_CHARS = 200
@@ -77,7 +80,8 @@ def _without_base64(text: str) -> list[Span]:
 
 
 def add_name_parts(text: str) -> str:
-    """Return the text with the parts of its compound names appended, and the pairs of characters of scripts without blanks."""
+    """Return the text with the parts of its compound names appended, and the pairs of characters of scripts without blanks.
+    `BY_USER` becomes a blank."""
     more: list[str] = []
     # A compound lies within a run of such characters, and most runs repeat.
     for run in dict.fromkeys(_RUN.findall(text)):
@@ -93,7 +97,13 @@ def add_name_parts(text: str) -> str:
     if more:
         text = f"{text}\n{' '.join(more)}"
     # FTS5 treats NUL as the end of a text in some code paths.
-    return text.replace("\0", " ")
+    return text.replace("\0", " ").replace(BY_USER, " ")
+
+
+def index_words(text: str, *, by_user: bool) -> str:
+    """Return the words by which a passage with this text is indexed."""
+    words = add_name_parts(text)
+    return f"{words} {BY_USER}" if by_user else words
 
 
 @lru_cache(maxsize=20_000)

@@ -1,7 +1,10 @@
 """Ranks the passages of a tenant by the words of a query, for every backend.
 
-An entry's number is segment << 32 | place << 4 | length class, so that one segment is a range of numbers, and ranking knows a
-passage's length without a look-up. Places count down, because the newest passages are examined first.
+An entry's number is segment << 32 | place << 5 | by_user << 4 | length class, so that one segment is a range of numbers, and
+ranking knows a passage's length, and the index its words, without a look-up. Places count down, because the newest passages are
+examined first.
+
+The passages that the user said have the word `BY_USER` too, so that a search of them alone reads no others.
 
 Ranking sums, over the query's words, the word's rarity times the passage's shortness: BM25
 (Robertson & Zaragoza 2009) with each word counted once. A path counts as one word, by the rarest of its parts that the
@@ -22,11 +25,14 @@ from typing import cast
 
 import apsw
 
-from kilburn.backends.passages import JOINT, PATH, TOKENIZER, add_name_parts, shorten
+from kilburn.backends.passages import BY_USER, JOINT, PATH, TOKENIZER, add_name_parts, index_words, shorten
 from kilburn.page import Span
 from kilburn.retrieval import STOP
 
 CLASSES = 16
+NUMBERS = 2 * CLASSES
+"""Numbers that an entry of a place can have, by its class of length and by whether the user said it."""
+
 MAX_TERMS = 16
 """Words of a query that are looked up, at most: the longest and most unusual ones, which are the rarest."""
 
@@ -42,7 +48,7 @@ MAX_RANGES = 64
 RARE_PER_HIT = 8
 """Passages with rarer words visited for each hit, before common words are looked up only among these."""
 
-PLACES = (1 << 28) - 1
+PLACES = (1 << 27) - 1
 """Maximum number of passages of a segment."""
 
 K1, B = 1.2, 0.5
@@ -57,14 +63,24 @@ def length_class(length: int) -> int:
 CLASS_LENGTH = tuple(25 * 2 ** (number / 3) for number in range(CLASSES))
 
 
-def make_entry(segment: int, number: int, length: int) -> int:
-    """Return the entry of a segment's passage `number`, counted from 0 in the order of indexing, with this class of length."""
-    return segment << 32 | (PLACES - number) << 4 | length
+def make_entry(segment: int, number: int, length: int, *, by_user: bool) -> int:
+    """Return the entry of a segment's passage `number`, counted from 0 in the order of indexing, with `length` characters."""
+    return segment << 32 | (PLACES - number) << 5 | (CLASSES if by_user else 0) | length_class(length)
+
+
+def last_entry(segment: int, number: int) -> int:
+    """Return the highest number that a segment's passage `number` can have as an entry."""
+    return segment << 32 | (PLACES - number) << 5 | NUMBERS - 1
+
+
+def is_by_user(entry: int) -> bool:
+    """Whether the user said the passage with this entry."""
+    return bool(entry & CLASSES)
 
 
 def passage_number(entry: int) -> int:
     """Return how many passages its segment had before this one."""
-    return PLACES - ((entry & 0xFFFFFFFF) >> 4)
+    return PLACES - ((entry & 0xFFFFFFFF) >> 5)
 
 
 class Extents:
@@ -137,9 +153,11 @@ class RankedIndex:
         have one of these words."""
         raise NotImplementedError
 
-    def _having_each(self, words: Sequence[str], ranges: Sequence[tuple[int, int]], depth: int) -> list[list[int]]:
-        """Return the first entries of each of these words."""
-        return [self._having(word, ranges, depth) for word in words]
+    def _having_each(
+        self, words: Sequence[str], ranges: Sequence[tuple[int, int]], depth: int, among: Sequence[str] = ()
+    ) -> list[list[int]]:
+        """Return the first entries of each of these words; see `_having`."""
+        return [self._having(word, ranges, depth, among) for word in words]
 
     def newest(self, every: str, any_of: str, segment: int, limit: int) -> list[int]:
         """Return the newest entries of a segment that have every word of `every` and, unless that is "", one of `any_of`: those
@@ -169,12 +187,15 @@ class RankedIndex:
     def _words(self, text: str) -> list[str]:
         return _tokens(self._split, add_name_parts(text).encode("utf-8", "replace"), apsw.FTS5_TOKENIZE_QUERY)
 
-    def search(self, query: str, extents: Extents, limit: int, *, apart: bool = False) -> list[tuple[int, float]]:
+    def search(
+        self, query: str, extents: Extents, limit: int, *, apart: bool = False, by_user: bool = False
+    ) -> list[tuple[int, float]]:
         """Return the best matching entries with scores, best first.
 
         Args:
             extents: the segments to search.
             apart: whether entries of other segments may lie between theirs.
+            by_user: whether only entries that the user said are searched.
         """
         terms = self.terms(query)
         words, count = list(terms), extents.count
@@ -182,9 +203,10 @@ class RankedIndex:
             return []
         depth = max(DEPTH, ROWS // len(words))
         ranges = [(extents.segments[0] << 32, (extents.segments[-1] + 1 << 32) - 1)]
+        among = (BY_USER,) if by_user else ()
         # One long look-up is cheaper than one for each range.
         first = ROWS if apart else depth
-        entries = self._having_each(words, ranges, first)
+        entries = self._having_each(words, ranges, first, among)
         full = [len(numbers) >= first for numbers in entries]
         numbers_searched = extents.wanted
         if apart:
@@ -192,10 +214,10 @@ class RankedIndex:
             for at, numbers in enumerate(entries):
                 inside = [number for number in numbers if number >> 32 in numbers_searched]
                 if full[at] and len(runs) > MAX_RANGES:
-                    inside = self._having_within(words[at], inside, numbers[-1], ranges[0][1], numbers_searched, depth)
+                    inside = self._having_within(words[at], inside, numbers[-1], ranges[0][1], numbers_searched, depth, among)
                     full[at] = len(inside) >= depth
                 elif full[at]:
-                    inside = self._having(words[at], runs, depth)
+                    inside = self._having(words[at], runs, depth, among)
                     full[at] = len(runs) == 1 and len(inside) >= depth
                 entries[at] = inside
             if len(runs) == 1:
@@ -247,10 +269,12 @@ class RankedIndex:
             entries.update(self._having(words[word], looked, ROWS, [words[at] for at in cut]))
         return entries
 
-    def _having_within(self, word: str, entries: list[int], last: int, high: int, segments: Set[int], depth: int) -> list[int]:
+    def _having_within(
+        self, word: str, entries: list[int], last: int, high: int, segments: Set[int], depth: int, among: Sequence[str]
+    ) -> list[int]:
         """Return the first entries of these segments with a word, given those up to entry `last`."""
         while len(entries) < depth:
-            numbers = self._having(word, [(last + 1, high)], ROWS)
+            numbers = self._having(word, [(last + 1, high)], ROWS, among)
             entries += [number for number in numbers if number >> 32 in segments]
             if len(numbers) < ROWS:
                 break
@@ -262,9 +286,9 @@ class RankedIndex:
         stems = _tokens(self._stem, word.encode("utf-8", "replace"), apsw.FTS5_TOKENIZE_QUERY)
         return stems[0] if stems else word
 
-    def stems(self, text: str) -> set[str]:
+    def stems(self, text: str, by_user: bool) -> set[str]:
         """Return the stems by which the index has a passage with this text."""
-        data = add_name_parts(text).encode("utf-8")
+        data = index_words(text, by_user=by_user).encode("utf-8")
         return set(_tokens(self._stem, data, apsw.FTS5_TOKENIZE_DOCUMENT))
 
 

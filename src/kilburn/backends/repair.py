@@ -13,10 +13,10 @@ from kilburn.backends.codec import COLD, digest_of_stored
 from kilburn.backends.connection import row, rows
 from kilburn.backends.contenttable import OF_NO_PAGE, Wholes, remove_unused, searchable_text
 from kilburn.backends.passages import passages
-from kilburn.backends.ranked import length_class, make_entry, passage_number
-from kilburn.backends.records import act_name, compute_seal, is_observation, page_call_id
+from kilburn.backends.ranked import make_entry, passage_number
+from kilburn.backends.records import UNREADABLE, act_name, compute_seal, decode_page, is_observation, page_call_id
 from kilburn.backends.sealed import COUNTERS, SealedRows, SegmentRow, seal_of_segment, shown
-from kilburn.backends.textindex import TextIndex, passage_words
+from kilburn.backends.textindex import PassageWords, TextIndex, passage_words
 from kilburn.backends.transaction import index_pages, sealed_event, set_counters, set_states
 from kilburn.backends.vectortable import VectorTable
 from kilburn.errors import StoreCorrupt, StoreError, StoreStale
@@ -182,20 +182,20 @@ def _rebuild_segment(db: apsw.Connection, index: TextIndex, segment_row: Segment
     """
     segment = segment_row.number
     select = (
-        "SELECT id, first_passage, last_passage FROM page"
+        "SELECT id, first_passage, last_passage, record FROM page"
         " WHERE segment = ? AND first_passage IS NOT NULL AND content IS NOT NULL ORDER BY first_passage DESC"
     )
     reused: list[tuple[int, int, int, int]] = []
     words: list[tuple[int, str]] = []
-    unindexed: list[tuple[int, str]] = []
-    for page, first, last in rows(db, select, segment):
+    unindexed: list[tuple[int, list[PassageWords]]] = []
+    for page, first, last, record in rows(db, select, segment):
         try:
-            text = searchable_text(db, segment, page)
-        except StoreCorrupt:
-            # The inspection reports it; an unreadable text cannot be searched.
+            text, by_user = searchable_text(db, segment, page), decode_page(record).is_by_user
+        except (StoreCorrupt, *UNREADABLE):
+            # The inspection reports it; an unreadable page cannot be searched.
             continue
         expected = [
-            (make_entry(segment, number, length_class(stop - start)), page, start, stop)
+            (make_entry(segment, number, stop - start, by_user=by_user), page, start, stop)
             for number, (start, stop) in enumerate(passages(text), passage_number(last))
         ]
         intruders = {owner for (owner,) in rows(db, "SELECT page FROM passage WHERE id BETWEEN ? AND ?", first, last)} - {page}
@@ -203,7 +203,7 @@ def _rebuild_segment(db: apsw.Connection, index: TextIndex, segment_row: Segment
             reused += expected
             words += [(entry, text[start:stop]) for entry, _, start, stop in expected]
         else:
-            unindexed.append((page, text))
+            unindexed.append((page, passage_words(text, by_user=by_user)))
     db.execute("DELETE FROM passage WHERE id BETWEEN ? AND ?", (segment << 32, (segment + 1 << 32) - 1))
     db.executemany("INSERT INTO passage(id, page, start, stop) VALUES(?, ?, ?, ?)", reused)
     whole = {page for _, page, _, _ in reused}
@@ -213,7 +213,7 @@ def _rebuild_segment(db: apsw.Connection, index: TextIndex, segment_row: Segment
     index.put(words)
     count = max([segment_row.passages, *(passage_number(entry) + 1 for entry, *_ in reused)])
     characters = segment_row.characters or sum(stop - start for *_, start, stop in reused)
-    entries = index_pages(db, index, segment, count, [(page, passage_words(text)) for page, text in unindexed])
+    entries = index_pages(db, index, segment, count, unindexed)
     return count + len(entries), characters + sum(entry.stop - entry.start for entry in entries)
 
 

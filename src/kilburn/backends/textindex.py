@@ -14,8 +14,8 @@ import apsw
 import msgspec
 
 from kilburn.backends.connection import Row, by_segment, insert, listed, rows, rows_of_each
-from kilburn.backends.passages import TOKENIZER, add_name_parts, passages
-from kilburn.backends.ranked import DEPTH, RankedIndex, length_class, make_entry
+from kilburn.backends.passages import TOKENIZER, index_words, passages
+from kilburn.backends.ranked import DEPTH, RankedIndex, is_by_user, make_entry
 from kilburn.backends.slack import varint
 from kilburn.page import Span
 
@@ -33,11 +33,12 @@ _integers = msgspec.json.Decoder(list[int]).decode
 
 
 class PassageWords(NamedTuple):
-    """The span of a passage in its text, and the words by which it is found."""
+    """The span of a passage in its text, the words by which it is found, and whether the user said it."""
 
     start: int
     stop: int
     words: str
+    by_user: bool
 
 
 class IndexEntry(NamedTuple):
@@ -50,9 +51,9 @@ class IndexEntry(NamedTuple):
     words: str
 
 
-def passage_words(text: str) -> list[PassageWords]:
+def passage_words(text: str, *, by_user: bool) -> list[PassageWords]:
     """Return the passages of a text."""
-    return [PassageWords(start, stop, add_name_parts(text[start:stop])) for start, stop in passages(text)]
+    return [PassageWords(start, stop, index_words(text[start:stop], by_user=by_user), by_user) for start, stop in passages(text)]
 
 
 def number_passages(
@@ -63,8 +64,9 @@ def number_passages(
     ranges: dict[int, tuple[int, int]] = {}
     for page, page_passages in pages:
         for passage in page_passages:
-            number = make_entry(segment, passages_made + len(entries), length_class(passage.stop - passage.start))
-            entries.append(IndexEntry(number, page, *passage))
+            start, stop, words, by_user = passage
+            number = make_entry(segment, passages_made + len(entries), stop - start, by_user=by_user)
+            entries.append(IndexEntry(number, page, start, stop, words))
             # Numbers descend.
             ranges[page] = number, ranges.get(page, (0, number))[1]
     return entries, ranges
@@ -168,7 +170,9 @@ class TextIndex(RankedIndex):
 
     def put(self, texts: Sequence[tuple[int, str]]) -> None:
         """Index passages again under their numbers."""
-        self._db.executemany(self._insert, [(number, add_name_parts(text)) for number, text in sorted(texts)])
+        self._db.executemany(
+            self._insert, [(number, index_words(text, by_user=is_by_user(number))) for number, text in sorted(texts)]
+        )
 
     def remove(self, pages: Iterable[tuple[int, int, str]]) -> None:
         """Remove the entries of pages, given as first entry, last entry and the page's text, lowest entries first."""
@@ -180,8 +184,9 @@ class TextIndex(RankedIndex):
             for first, last, text in pages:
                 ranges.append((first, last))
                 for number, start, stop in rows(self._db, select, first, last):
-                    words.update(self.stems(text[start:stop]))
-                    yield number, add_name_parts(text[start:stop])
+                    by_user = is_by_user(number)
+                    words.update(self.stems(text[start:stop], by_user))
+                    yield number, index_words(text[start:stop], by_user=by_user)
 
         # In ascending order, or FTS5 would flush its buffer before each entry.
         self._db.executemany(self._delete, entries())

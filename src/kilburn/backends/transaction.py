@@ -72,8 +72,7 @@ def prepared(batch: Batch) -> Prepared | StoreError:
     records = (record_of_page(page, memo) for page in batch.pages)
     pages = (new[number] for number in dict.fromkeys(batch.index) if number in new)
     words = (
-        (page.id, passage_words(searchable(texts[page.digest], texts[page.extra]) if page.extra else texts[page.digest]))
-        for page in pages
+        (page.id, passage_words(searchable(texts[page.digest], texts[page.extra]), by_user=page.is_by_user)) for page in pages
     )
     is_small = len(batch.pages) <= SMALL_BATCH
     try:
@@ -217,12 +216,17 @@ class BatchWriter:
         """Index pages whose texts are not in the batch."""
         page_words: list[tuple[int, list[PassageWords]]] = []
         for number in pages:
-            select = "SELECT first_passage FROM page WHERE segment = ? AND id = ? AND content IS NOT NULL"
+            select = "SELECT first_passage, record, seal FROM page WHERE segment = ? AND id = ? AND content IS NOT NULL"
             page_row = row(self._db, select, self._segment, number)
             if page_row is None:
                 raise StoreError(f"page {number} cannot be indexed: it has no text here", advice="add it in the same batch")
-            if page_row[0] is None:
-                page_words.append((number, passage_words(searchable_text(self._db, self._segment, number))))
+            first, record, seal = page_row
+            if first is None:
+                text, page = (
+                    searchable_text(self._db, self._segment, number),
+                    self._sealed.page(self._segment, number, record, seal),
+                )
+                page_words.append((number, passage_words(text, by_user=page.is_by_user)))
         return index_pages(self._db, self._index, self._segment, passages_made, page_words)
 
     def _remove_entries(self, pages: Iterable[int]) -> None:

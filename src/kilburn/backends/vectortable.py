@@ -12,7 +12,7 @@ import apsw
 
 from kilburn.backend import Vector
 from kilburn.backends.connection import listed, row, rows, rows_of_each
-from kilburn.backends.ranked import make_entry, passage_number
+from kilburn.backends.ranked import last_entry, passage_number
 from kilburn.backends.records import compute_seal
 from kilburn.errors import StoreError
 
@@ -61,7 +61,7 @@ class VectorTable:
             "SELECT id, page, start, stop FROM passage WHERE id BETWEEN ? AND ?"
             " AND NOT EXISTS(SELECT 1 FROM vector WHERE entry = passage.id AND embedder = ?) ORDER BY id DESC LIMIT ?"
         )
-        return rows(self._db, select, segment << 32, make_entry(segment, count, 15), embedder, limit)
+        return rows(self._db, select, segment << 32, last_entry(segment, count), embedder, limit)
 
     def keep(self, name: str, vectors: Sequence[tuple[int, bytes]]) -> None:
         """Store vectors. Those of missing passages are left out.

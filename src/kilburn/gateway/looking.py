@@ -57,10 +57,13 @@ class _Words:
     def __init__(self, looking: LookingBackend) -> None:
         self._looking, self._whole = looking, looking.whole.words
 
-    def search(self, query: str, *, segments: Collection[int] | None = None, limit: int = 20) -> list[Passage]:
+    def search(
+        self, query: str, *, segments: Collection[int] | None = None, limit: int = 20, by_user: bool = False
+    ) -> list[Passage]:
         """See `WordIndex`."""
         requested = [info.number for info in self._looking.segments()] if segments is None else segments
-        return self._whole.search(query, segments=[number for number in requested if self._looking.has(number)], limit=limit)
+        visible = [number for number in requested if self._looking.has(number)]
+        return self._whole.search(query, segments=visible, limit=limit, by_user=by_user)
 
     def newest(self, segment: int, queries: Sequence[tuple[str, str]], limit: int = 20) -> list[list[Passage]]:
         """See `WordIndex`."""

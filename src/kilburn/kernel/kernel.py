@@ -58,7 +58,7 @@ from kilburn.kernel.pending import GATHERED, START, Pending, Savepoint
 from kilburn.kernel.render import readable
 from kilburn.kernel.replay import rebuild, work_of
 from kilburn.kernel.resolve import resolve
-from kilburn.kernel.standing import is_by_user, packed, update_standing
+from kilburn.kernel.standing import packed, update_standing
 from kilburn.kernel.window import GONE, NO_RESULT, PATIENCE, WindowState
 from kilburn.message import Kind, Message, Part, Role
 from kilburn.move import Bring, Drop, Evict, Fold, Load, Move, Retire
@@ -200,18 +200,19 @@ class Kernel:
             alone: only of what is given as branches, in the state that the store has.
             is_shown: whether a page counts as shown; None for those that stand in the window whole.
             by_words: whether it searches by words alone.
-            by_user: whether it searches only what the user said.
+            by_user: whether it searches only what the user said, by words alone.
         """
-        vectors = None if by_words else self._vectors
+        vectors = None if by_words or by_user else self._vectors
         if alone:
             return Searcher(self.backend, self._ranking, vectors, branches)
         shares = {share.segment: share for share in self.lineage.shares}
         inherited = [SegmentInfo(number=number, name=self.info.name, created=0.0) for number in shares]
         windows = {info.number: self.window for info in (self.info, *inherited)}
         infos = [self.info, *inherited, *branches]
-        owner, pages = self.lineage.owner, self.window.pages
-        only = (lambda page: is_by_user(pages[page])) if by_user else None
-        return Searcher(self.backend, self._ranking, vectors, infos, windows=windows, owner=owner, shown=is_shown, only=only)
+        owner = self.lineage.owner
+        return Searcher(
+            self.backend, self._ranking, vectors, infos, windows=windows, owner=owner, shown=is_shown, by_user=by_user
+        )
 
     def as_of(self, event: int) -> Kernel:
         """The session as it stood after an event, within this budget. Changes of it are to be looked at and undone: none can be

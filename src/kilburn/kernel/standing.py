@@ -13,7 +13,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from kilburn.kernel.orders import find_orders
-from kilburn.message import Kind, Role, Trust
 from kilburn.page import Page, Span
 
 Standing = Mapping[int, tuple[Span, ...]]
@@ -59,7 +58,7 @@ def update_standing(
     orders = {number: spans for number, spans in previous.items() if number not in unavailable}
     topics: dict[frozenset[str], tuple[int, Span]] = {}
     for page, text in new:
-        if not is_by_user(page) or page.id in unavailable:
+        if not page.is_by_user or page.id in unavailable:
             continue
         spans = find_orders(text)
         if spans and not topics:
@@ -84,11 +83,6 @@ def update_standing(
             room -= min(tokens[number], excerpt_tokens(spans))
             chosen[number] = spans
     return dict(sorted(chosen.items()))
-
-
-def is_by_user(page: Page) -> bool:
-    """Whether a page is a text of the user."""
-    return page.role is Role.USER and page.kind is Kind.TEXT and page.trust >= Trust.USER
 
 
 def _topic(text: str, span: Span) -> frozenset[str]:

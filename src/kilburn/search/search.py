@@ -50,6 +50,9 @@ RANKING = "blend"
 MIN_DEPTH, MAX_DEPTH = 60, 400
 """Passages that each arm of a search brings, depending on the budget."""
 
+USER_DEPTH = 24
+"""Passages of the user that a search of them alone brings."""
+
 MAX_WORD_HITS = 4000
 """Passages of the arm of words from which on it looks for no further ones."""
 
@@ -114,7 +117,7 @@ class Searcher:
             ancestors.
         owner: of a page in such a window, the number of the segment that it was made in.
         shown: whether a page of such a window counts as shown; None for those that stand in it whole.
-        only: whether a page of such a window is searched, if not all are.
+        by_user: whether only what the user said is searched, and by words alone.
         infos: the segments to look in; or those of them that are whole, by number.
         everywhere: whether these are all of the tenant's.
     """
@@ -129,7 +132,7 @@ class Searcher:
         windows: Mapping[int, WindowState] | None = None,
         owner: Callable[[int], int] | None = None,
         shown: Callable[[int], bool] | None = None,
-        only: Callable[[int], bool] | None = None,
+        by_user: bool = False,
         everywhere: bool = False,
     ) -> None:
         self._backend, self._ranking, self._vectors = backend, ranking, vectors
@@ -139,7 +142,7 @@ class Searcher:
         else:
             self._infos = {info.number: info for info in infos if not info.damaged}
         self._numbers = None if everywhere else list(self._infos)
-        self._windows, self._owner, self._shown, self._only = windows or {}, owner, shown, only
+        self._windows, self._owner, self._shown, self._by_user = windows or {}, owner, shown, by_user
         # Pages that were skimmed, or read; the keys of those that were read and verified, or are in a window.
         self._rows: dict[Key, tuple[Page, State]] = {}
         self._verified: set[Key] = set()
@@ -177,7 +180,7 @@ class Searcher:
         if not query.strip() or not self._infos or tokens < 1:
             return []
         time = now if at is None else at
-        depth = max(MIN_DEPTH, min(MAX_DEPTH, tokens // 10))
+        depth = USER_DEPTH if self._by_user else max(MIN_DEPTH, min(MAX_DEPTH, tokens // 10))
 
         def usable(key: Key) -> bool:
             return self._is_true(key, now, at) and (accepts is None or accepts(*self._rows[key]))
@@ -229,23 +232,19 @@ class Searcher:
     def _by_words(self, text: str, depth: int, *, unseen: bool) -> list[Passage]:
         """Passages that match, best first. More are looked for if more than half of them cannot be seen from here, or are in the
         window where `unseen` is asked for."""
-        limit = 2 * depth if self._only else depth
+        limit = depth
         while True:
-            passages = self._backend.words.search(text, segments=self._numbers, limit=limit)
+            passages = self._backend.words.search(text, segments=self._numbers, limit=limit, by_user=self._by_user)
             hits = [hit for hit in passages if hit.segment in self._infos and self._is_there(hit_key(hit))]
             useful = sum(not self.is_shown(hit_key(hit)) for hit in hits) if unseen else len(hits)
-            if len(passages) < limit or useful >= depth // 2 or limit >= MAX_WORD_HITS or self._only:
+            if len(passages) < limit or useful >= depth // 2 or limit >= MAX_WORD_HITS:
                 return hits
             limit *= 8
 
     def _is_there(self, key: Key) -> bool:
         """Whether a page can be seen from here: not one that an ancestor has made since this branch forked."""
         window = self._windows.get(key[0])
-        return window is None or (
-            key[1] in window.pages
-            and (self._owner is None or self._owner(key[1]) == key[0])
-            and (self._only is None or self._only(key[1]))
-        )
+        return window is None or (key[1] in window.pages and (self._owner is None or self._owner(key[1]) == key[0]))
 
     def is_shown(self, key: Key) -> bool:
         """Whether a window shows a page."""
@@ -447,12 +446,12 @@ class Searcher:
         ranked = [ranked[place] for place in together(rivals)] if against else ranked
         chosen: list[tuple[Ranked, Span, str, int]] = []
         texts_shown: set[tuple[int, str]] = set()
-        remaining, batch = tokens, FIRST_READ if limit is None else min(FIRST_READ, limit)
+        remaining, least, batch = tokens, 0, FIRST_READ if limit is None else min(FIRST_READ, limit)
         passages = ((match, span) for match in ranked for span in (match.candidate.span, *match.candidate.also))
         rest = filter(lambda passage: passage[1][1] - passage[1][0] <= remaining * LETTERS, passages)
-        # Passages that fit in between are hard to find: each time more of them are read.
-        while remaining > 0 and (limit is None or len(chosen) < limit) and (batch_passages := list(_some(rest, batch))):
-            batch *= GROWTH
+        # Passages that fit in between are hard to find: each time more of them are read, unless little room is left.
+        while remaining > least and (limit is None or len(chosen) < limit) and (batch_passages := list(_some(rest, batch))):
+            batch, least = batch * GROWTH, tokens // LEAST_SHARE
             if not self._holds([page for match, _ in batch_passages for page in (match, *against.get(match.key, ()))]):
                 return None
             texts = self._texts([match for match, _ in batch_passages])
@@ -637,9 +636,12 @@ class Searcher:
         return str(page.role)
 
 
-FIRST_READ, GROWTH, MOST_READ = 40, 4, 200_000
+FIRST_READ, GROWTH, MOST_READ = 24, 3, 200_000
 """Texts that are read first, at most; how many times more each time after that; and the tokens of the pages that are read at a
 time, but for the last of them."""
+
+LEAST_SHARE = 16
+"""The share of the budget for which no further texts are read once the first were: a sixteenth."""
 
 LETTERS = 12
 """Characters of a token, on average in a passage, at most: one that must take more tokens than are left is not read."""

@@ -343,7 +343,7 @@ class Inspection:
     def _unembedded(self, embedder: int, name: str) -> Iterator[Finding]:
         select = (
             "SELECT segment FROM kilburn.embedded WHERE tenant = %s AND embedder = %s AND EXISTS(SELECT FROM kilburn.passage"
-            " WHERE passage.tenant = embedded.tenant AND passage.id > ((segment << 32) | ((%s - passages_done) << 4) | 15)"
+            " WHERE passage.tenant = embedded.tenant AND passage.id > ((segment << 32) | ((%s - passages_done) << 5) | 31)"
             " AND passage.id < (segment + 1) << 32 AND NOT EXISTS(SELECT FROM kilburn.vector"
             " WHERE vector.tenant = passage.tenant AND vector.entry = passage.id AND vector.embedder = embedded.embedder))"
         )

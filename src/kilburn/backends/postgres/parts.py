@@ -66,7 +66,7 @@ _WAITING = (
     "SELECT waits.id, waits.page, waits.start, waits.stop FROM kilburn.segment"
     " LEFT JOIN kilburn.embedded ON embedded.tenant = segment.tenant AND embedded.segment = segment.id AND embedder = %s"
     " CROSS JOIN LATERAL (SELECT id, page, start, stop FROM kilburn.passage WHERE passage.tenant = segment.tenant"
-    " AND passage.id BETWEEN (segment.id << 32) AND ((segment.id << 32) | ((%s - coalesce(passages_done, 0)) << 4) | 15)"
+    " AND passage.id BETWEEN (segment.id << 32) AND ((segment.id << 32) | ((%s - coalesce(passages_done, 0)) << 5) | 31)"
     " AND NOT EXISTS(SELECT FROM kilburn.vector WHERE vector.tenant = passage.tenant AND entry = passage.id AND embedder = %s"
     " OFFSET 0)"
     " ORDER BY passage.id DESC LIMIT %s) AS waits"

@@ -18,8 +18,8 @@ import apsw
 
 from kilburn.backends.passages import passages
 from kilburn.backends.postgres.statements import Sender, Statements
-from kilburn.backends.ranked import CLASSES, DEPTH, ROWS, RankedIndex, length_class, make_entry
-from kilburn.page import Span
+from kilburn.backends.ranked import DEPTH, NUMBERS, ROWS, RankedIndex, is_by_user, make_entry
+from kilburn.page import Page, Span
 
 MAX_WORD_BYTES = 64
 """Bytes of a word as it is stored; of a longer one, its digest is."""
@@ -27,7 +27,7 @@ MAX_WORD_BYTES = 64
 BLOCK = 256
 """Passages of a block."""
 
-BITS = (BLOCK * CLASSES - 1).bit_length()
+BITS = (BLOCK * NUMBERS - 1).bit_length()
 """Bits of an entry's number within its block."""
 
 STRETCH = 32
@@ -95,19 +95,23 @@ def stored_word(word: str) -> bytes:
     return data if len(data) <= MAX_WORD_BYTES else b"\0" + blake2b(data, digest_size=32).digest()
 
 
-def word_keys(text: str) -> list[bytes]:
+def word_keys(text: str, by_user: bool) -> list[bytes]:
     """Return the stored words by which a passage with this text is found."""
-    return sorted(stored_word(stem) for stem in _tokenizers.stems(text))
+    return sorted(stored_word(stem) for stem in _tokenizers.stems(text, by_user))
 
 
 Entry = tuple[int, int, int, int, list[bytes]]
 """Number, page, start and stop of a passage, and its words."""
 
 
-def page_entries(segment: int, passage_count: int, page: int, text: str) -> list[Entry]:
+def page_entries(segment: int, passage_count: int, page: Page, text: str) -> list[Entry]:
     """Return the passages of a page's text in reading order, numbered from `passage_count`."""
+    by_user = page.is_by_user
     return [
-        (make_entry(segment, number, length_class(stop - start)), page, start, stop, word_keys(text[start:stop]))
+        (
+            make_entry(segment, number, stop - start, by_user=by_user),
+            *(page.id, start, stop, word_keys(text[start:stop], by_user)),
+        )
         for number, (start, stop) in enumerate(passages(text), passage_count)
     ]
 
@@ -165,7 +169,7 @@ def remove(statements: Statements, tenant: int, ranges: Sequence[tuple[int, int,
         for passage_rows, (_, _, text) in zip(spans, ranges, strict=True)
         if text is not None
         for number, start, stop in passage_rows
-        for word in word_keys(text[start:stop])
+        for word in word_keys(text[start:stop], is_by_user(number))
     ]
     words, blocks, low_bytes = _columns(pairs)
     statements.send(_TAKE_WORDS, words, blocks, low_bytes, tenant)
@@ -263,14 +267,18 @@ class Postings(RankedIndex):
             for other_word in words[key]:
                 self._rows[other_word][block] = lows
 
-    def _having_each(self, words: Sequence[str], ranges: Sequence[tuple[int, int]], depth: int) -> list[list[int]]:
+    def _having_each(
+        self, words: Sequence[str], ranges: Sequence[tuple[int, int]], depth: int, among: Sequence[str] = ()
+    ) -> list[list[int]]:
         """See `RankedIndex`."""
         ahead = max(self._ahead, _each(ranges, depth) + BLOCK)
-        rows_by_word = self._ask(words, ranges, depth, ahead)
-        for word, rows in zip(words, rows_by_word, strict=True):
+        rows_by_word = self._ask([*words, *among], ranges, depth, ahead)
+        for word, rows in zip([*words, *among], rows_by_word, strict=True):
             self._rows[word] = dict(rows)
             if len(rows) < ROWS + BLOCK and sum(len(lows) for _, lows in rows) < 2 * ahead:
                 self._whole.add(word)
+        if among:
+            return [self._having(word, ranges, depth, among) for word in words]
         return [_first(rows, ranges, depth) for rows in rows_by_word]
 
     def _ask(

@@ -338,8 +338,8 @@ class Writing:
             elif old[1] is not None:
                 continue
             else:
-                text = self._indexed_text(number, old)
-            entries[number] = postings.page_entries(self._segment, passage_count, number, text)
+                text, page = self._indexed_text(number, old), SEALS.page(self._segment, number, *old[3:5])
+            entries[number] = postings.page_entries(self._segment, passage_count, page, text)
             passage_count += len(entries[number])
         return entries
 
