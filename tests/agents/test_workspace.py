@@ -87,7 +87,7 @@ def test_what_a_branch_writes_comes_into_the_parent_at_once(made: Maker, tmp_pat
     assert files(root) == expected
     assert os.access(root / "run", os.X_OK)
     assert not space.path.exists()
-    for call in (space.merge, space.changes, space.diff):
+    for call in (space.merge, space.changes):
         with pytest.raises(WorkspaceError, match="closed"):
             call()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,7 +21,7 @@ from kilburn.kernel.segment import Recalled
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import DOCUMENT, MEMORY, NOTES
 from kilburn.message import Kind, Message, Part, Role
-from kilburn.model import ToolSpec, object_schema
+from kilburn.model import ToolSpec
 from kilburn.page import Page, Place, parse_address
 from kilburn.tokens.media import images_in
 from kilburn.wire.plain import unpack
@@ -39,51 +40,7 @@ EVERYWHERE = "*"
 """In place of a session's name: everything that may be read."""
 
 
-def _tool(name: str, description: str, optional: tuple[str, ...] = (), **fields: tuple[str, str, dict[str, Any]]) -> ToolSpec:
-    """Return the specification of a tool; each field has a JSON type, a description and the bounds of its value."""
-    properties = {field: {"type": kind, **bounds, "description": about} for field, (kind, about, bounds) in fields.items()}
-    return ToolSpec(name=name, description=description, parameters=object_schema(properties, optional=optional))
-
-
-SPECS = (
-    _tool(
-        "recall",
-        "Read earlier pages of this session exactly as they were. Lines such as [p17-p42 out: ...] in the conversation are "
-        "handles of pages that left your window. Long pages come in parts: go on with `offset`.",
-        ("offset", "limit"),
-        address=("string", "p17, a range p17-p42, f3, or b1/p17 of a branch", {}),
-        offset=("integer", "first character to read, default 0", {"minimum": 0}),
-        limit=("integer", "characters to read at most", {"minimum": 1}),
-    ),
-    _tool(
-        "search_memory",
-        "Search everything of this session for words: names, paths, errors, numbers. What left your window comes first.",
-        ("tokens",),
-        query=("string", "the words to look for; rare ones count most", {}),
-        tokens=("integer", "how much to return at most, default 1000", {"minimum": 50}),
-    ),
-    _tool(
-        "pin",
-        "Keep pages in your window, word for word, until unpinned: what every later step depends on. Pins take room.",
-        ("unpin",),
-        address=("string", "p17 or a range p17-p42", {}),
-        unpin=("boolean", "true to let them go again", {}),
-    ),
-    _tool(
-        "note",
-        "Keep a note, or mark pages as important so that they stay in your window longer.",
-        ("note", "address", "importance"),
-        note=("string", "what to keep, in your own words", {}),
-        address=("string", "pages to mark instead", {}),
-        importance=("number", "1 (default) for what must stay longest", {"minimum": 0, "maximum": 1}),
-    ),
-    _tool(
-        "remember",
-        "Keep a fact about the user for later conversations, where they ask you to, or tell something lasting: a sentence "
-        "that is clear on its own. What they said themselves holds at once.",
-        fact=("string", "such as: The user lives in Porto.", {}),
-    ),
-)
+SPECS = msgspec.json.decode(Path(__file__).with_name("memory_tools.json").read_bytes(), type=tuple[ToolSpec, ...])
 NAMES = frozenset(spec.name for spec in SPECS)
 
 _SEARCH_BEYOND = {
