@@ -8,15 +8,18 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Annotated, Any
 
 import pytest
 import typer
 import typer.main
+from typer import Option
 from typer.core import TyperGroup
 
 import kilburn as package
 from cli.terminal import kilburn, program
-from kilburn.cli.commands import PANELS
+from kilburn.cli.commands import PANELS, Application
+from kilburn.cli.options import command_function
 from kilburn.cli.shell import Json, load
 from startup import modules_of_command
 
@@ -263,3 +266,53 @@ def test_a_fault_of_the_program_and_an_interruption_are_objects_too(fault: BaseE
     if ours:
         with pytest.raises(RuntimeError, match="no"):
             kilburn(commands=commands, name="verb")
+
+
+def test_every_argument_and_option_has_a_help_text() -> None:
+    program = load()
+    for verb in verbs():
+        command: Any = program
+        for word in verb.split():
+            command = command.commands[word]
+        assert [parameter.name for parameter in command.params if not getattr(parameter, "help", None)] == [], verb
+
+
+def test_options_are_described_in_the_docstring() -> None:
+    commands = Application()
+
+    @commands.command()
+    def move(place: str, older: str = "30d", dry: bool = False, many: Annotated[int, Option(min=1)] = 2) -> None:
+        """Move texts.
+
+        Args:
+            place PLACE: A folder, or a bucket
+                with a path.
+            older --older-than TIME: Move texts that were not read for this long.
+            dry: Move nothing.
+
+        Advanced:
+            many N: Move this many.
+        """
+        typer.echo(f"{place} {older} {dry} {many}")
+
+    said = kilburn("--help", commands=commands)
+    assert "\n  Move texts.\n" in said.out
+    assert "Args:" not in said.out
+    assert re.search(r"PLACE .*A folder, or a bucket with a path\. +\[required\]", said.out)
+    assert re.search(r"--older-than TIME +Move texts that were not read for this +long", " ".join(said.out.split()))
+    assert "--no-dry" not in said.out
+    assert re.search(r"^Advanced:\n +--many N ", said.out, re.MULTILINE)
+    assert kilburn("there", "--older-than", "1d", "--dry", "--many", 3, commands=commands).out == "there 1d True 3\n"
+    assert kilburn("there", "--many", 0, commands=commands).status == 2
+
+
+def test_an_option_of_the_docstring_that_is_no_parameter_is_an_error() -> None:
+    def move(place: str) -> None:
+        """Move texts.
+
+        Args:
+            places PLACE: A folder.
+        """
+
+    with pytest.raises(TypeError, match="no parameter 'places'"):
+        command_function(move)

@@ -48,7 +48,7 @@ def detected_model() -> str | None:
 
 def load_model(spec: str) -> Any:
     """Load the model of a spec; see `open_model`. A missing file is downloaded first, with a progress bar."""
-    with progress(spec, unit="bytes") as report:
+    with progress(f"loading {spec}", unit="bytes") as report:
         return open_model(spec, lambda _, have, total: report(have, total or None))
 
 

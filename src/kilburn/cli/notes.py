@@ -223,7 +223,7 @@ def diff(where: StorePlace, name: Name, old: str = "", new: str = "", user: Owne
     """
     with where.reading() as store:
         text = _notes(store, user).diff(name, old, new)
-    where.show({"note": name, "diff": text}, text.splitlines())
+    where.show({"note": name, "diff": text}, text.removesuffix("\n") if text else ())
 
 
 @notes.command("forget")

@@ -75,7 +75,11 @@ def _described(parameter: Parameter, entry: OptionEntry | None) -> Parameter:
 
 
 def command_function(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a command's function as Typer needs it: annotated by its docstring, and with fields in place of structs."""
+    """Return a command's function as Typer needs it: annotated by its docstring, and with fields in place of structs.
+
+    Raises:
+        TypeError: an entry of the docstring names no parameter.
+    """
     help_text, entries = parse_docstring(function.__doc__)
     plain: list[Parameter] = []
     groups: dict[str, tuple[type, list[Parameter]]] = {}
@@ -84,6 +88,8 @@ def command_function(function: Callable[..., Any]) -> Callable[..., Any]:
             groups[parameter.name] = parameter.annotation, _fields(parameter.annotation)
         else:
             plain.append(_described(parameter, entries.get(parameter.name)))
+    if unknown := entries.keys() - {parameter.name for parameter in plain}:
+        raise TypeError(f"{function.__name__} has no parameter {min(unknown)!r}, which its docstring describes")
     if not entries and not groups:
         return function
     parameters = [*plain, *(field for _, fields in groups.values() for field in fields)]

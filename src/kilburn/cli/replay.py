@@ -92,16 +92,9 @@ def replay(
         counter = store.counter.name
     total = add_up(measured)
     if json:
-        setting: dict[str, Any] = {"source": str(source), "window": window, "reserve": reserve, "policy": policy}
-        emit(
-            {
-                **setting,
-                "tokenizer": counter,
-                "model": model,
-                "total": total.figures(),
-                "runs": [run.figures() for run in measured],
-            }
-        )
+        figures: dict[str, Any] = {"source": str(source), "window": window, "reserve": reserve, "policy": policy}
+        figures |= {"tokenizer": counter, "model": model, "total": total.figures(), "runs": [run.figures() for run in measured]}
+        emit(figures)
     else:
         _report(measured, total, f"{source.name} through a window of {window:,} tokens, policy {policy}, counted by {counter}")
     if total.policy_failures:

@@ -221,6 +221,9 @@ class Done(Protocol):
 BAR_DELAY = 0.5
 """Seconds of work before a bar is drawn."""
 
+BAR_INTERVAL = 0.1
+"""Seconds between two updates of a bar."""
+
 FIRST_DELAY, MAX_DELAY = 2.0, 60.0
 """Seconds before the first line of progress, and the maximum between two lines; each delay is twice the previous one."""
 
@@ -237,91 +240,56 @@ def progress(title: str, total: int | None = None, *, unit: str = "", first: flo
     if os.environ.get("KILBURN_QUIET"):
         yield lambda completed, total=None, words="": None
         return
-    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
-        lines = _Lines(title, total, unit)
-        with lines.spoken(first):
-            yield lines
-        return
-    bar = _Bar(title, total, unit)
-    timer = threading.Timer(BAR_DELAY, bar.show)
-    timer.start()
+    state, over = _ProgressState(title, total, unit), threading.Event()
+    report = _print_lines if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb" else _draw_bar
+    # A thread, because the work may be one long call without reports.
+    thread = threading.Thread(target=report, args=(state, over, first), name="kilburn-progress", daemon=True)
+    thread.start()
     try:
-        yield bar
+        yield state
     finally:
-        timer.cancel()
-        bar.close()
+        over.set()
+        thread.join()
 
 
-class _Bar:
-    """A bar that a timer shows, so that short work neither draws it nor imports rich."""
-
-    def __init__(self, title: str, total: int | None, unit: str) -> None:
-        self._title, self._unit = title, unit
-        self._state: dict[str, Any] = {"completed": 0, "total": total, "description": line(title)}
-        self._lock = threading.Lock()
-        self._closed = False
-        self._bar: Any = None
-
-    def __call__(self, completed: int, total: int | None = None, words: str = "", /) -> None:
-        with self._lock:
-            description = line(f"{self._title} {words}" if words else self._title)
-            self._state = {"completed": completed, "total": total or self._state["total"], "description": description}
-            if self._bar is not None:
-                self._bar.update(self._bar.task_ids[0], **self._state)
-
-    def show(self) -> None:
-        """Draw the bar."""
-        from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        amount = DownloadColumn() if self._unit == "bytes" else MofNCompleteColumn()
-        columns = (TextColumn("{task.description}", markup=False), BarColumn(), amount, TimeRemainingColumn())
-        with self._lock:
-            if not self._closed:
-                self._bar = Progress(*columns, console=console(stderr=True), transient=True)
-                self._bar.add_task(**self._state)
-                self._bar.start()
-
-    def close(self) -> None:
-        """Remove the bar from the screen."""
-        with self._lock:
-            self._closed = True
-            if self._bar is not None:
-                self._bar.stop()
-
-
-class _Lines:
-    """Progress in plain lines. A thread prints them, because the work may be one long call without reports."""
+class _ProgressState:
+    """The amount done, the total, and the current step."""
 
     def __init__(self, title: str, total: int | None, unit: str) -> None:
-        self._title, self._unit = line(title), unit
-        self._state: tuple[int, int | None, str] = (0, total, "")
-        self._start = time.monotonic()
+        self.title, self.unit, self.completed, self.total, self.step = line(title), unit, 0, total, ""
 
     def __call__(self, completed: int, total: int | None = None, words: str = "", /) -> None:
-        self._state = (completed, total or self._state[1], words)
-
-    @contextmanager
-    def spoken(self, first: float) -> Iterator[None]:
-        over = threading.Event()
-
-        def speak() -> None:
-            delay = first
-            while not over.wait(delay):
-                with suppress(OSError, ValueError):  # standard error is closed; the work continues
-                    say(self.words(time.monotonic() - self._start))
-                delay = min(2 * delay, MAX_DELAY)
-
-        thread = threading.Thread(target=speak, name="kilburn-progress", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            thread.join()
+        self.completed, self.total, self.step = completed, total or self.total, line(words)
 
     def words(self, seconds: float) -> str:
         """Return a line with the amount done, the current step, and the time."""
-        completed, total, step = self._state
-        unit = f" {self._unit}" if self._unit else ""
-        amount = f" {completed:,} of {total:,}{unit}" if total else f" {completed:,}{unit}" if completed else ""
-        return f"{self._title}:{amount}{f' {line(step)}' if step else ''}{',' if amount or step else ''} {seconds:.0f} s"
+        unit = f" {self.unit}" if self.unit else ""
+        amount = f" {self.completed:,}{unit}" if self.completed else ""
+        if self.total:
+            amount = f" {self.completed:,} of {self.total:,}{unit}"
+        step = f" {self.step}" if self.step else ""
+        return f"{self.title}:{amount}{step}{',' if amount or step else ''} {seconds:.0f} s"
+
+
+def _draw_bar(state: _ProgressState, over: threading.Event, first: float) -> None:
+    """Draw a bar until the work is over. Short work neither draws it nor imports rich."""
+    if over.wait(BAR_DELAY):
+        return
+    from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    amount = DownloadColumn() if state.unit == "bytes" else MofNCompleteColumn()
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), amount, TimeRemainingColumn())
+    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
+        task = bar.add_task(state.title, total=state.total)
+        while not over.wait(BAR_INTERVAL):
+            description = f"{state.title} {state.step}" if state.step else state.title
+            bar.update(task, completed=state.completed, total=state.total, description=description)
+
+
+def _print_lines(state: _ProgressState, over: threading.Event, first: float) -> None:
+    """Print a line now and then until the work is over."""
+    start, delay = time.monotonic(), first
+    while not over.wait(delay):
+        with suppress(OSError, ValueError):  # standard error is closed; the work continues
+            say(state.words(time.monotonic() - start))
+        delay = min(2 * delay, MAX_DELAY)

@@ -13,10 +13,10 @@ from urllib.parse import urlsplit
 import msgspec
 from typer import Option
 
-from kilburn.cli.access import WIDE, reading
+from kilburn.cli.access import WIDE, StorePlace
 from kilburn.cli.screen import bar, count, grid, many, progress, terminal_width
 from kilburn.cli.session import LESS_QUEUES, QUEUES, queue_cells, session_cells, session_row
-from kilburn.cli.shell import Db, Json, Tenant, app
+from kilburn.cli.shell import app
 from kilburn.errors import SpecError, Unavailable
 from kilburn.gateway.exchange import Rows, SessionTotals
 from kilburn.opening import Store
@@ -54,14 +54,7 @@ class Watch:
 
 
 @app.command()
-def top(
-    single: bool = False,
-    every: Annotated[float, Option(min=0.2)] = 1.0,
-    url: str | None = None,
-    db: Db = None,
-    tenant: Tenant = None,
-    json: Json = False,
-) -> None:
+def top(where: StorePlace, single: bool = False, every: Annotated[float, Option(min=0.2)] = 1.0, url: str | None = None) -> None:
     """Watch the windows of all sessions live: the pages in each window and out of it, hit rates, faults, folds, and the queues of
     sessions that a scheduler serves. Ctrl-C stops it.
 
@@ -80,10 +73,10 @@ def top(
         url URL: Watch the gateway at this URL; its key is read from $KILBURN_KEY.
     """
     if url is not None:
-        _watch(lambda: fetch_sessions(url), traffic, single, every, json)
+        _watch(lambda: fetch_sessions(url), traffic, single, every, where.json)
         return
-    with reading(db, tenant) as store:
-        _watch(Watch(store).rows, lambda rows, *size: frame(rows, tenant or "default", *size), single, every, json)
+    with where.reading() as store:
+        _watch(Watch(store).rows, lambda rows, *size: frame(rows, where.tenant or "default", *size), single, every, where.json)
 
 
 def _watch(rows: Callable[[], list[Any]], draw: Callable[..., list[Styled]], single: bool, every: float, json: bool) -> None:
