@@ -273,5 +273,5 @@ def test_numbers_and_stores_that_mean_nothing_are_refused(wrong: dict[str, Any])
 
 
 def test_a_gateway_that_does_not_start_is_told_with_its_last_words() -> None:
-    with pytest.raises(Unavailable, match="a gateway did not start: "):
+    with pytest.raises(Unavailable, match="gateway-0 did not start: "):
         evaluate(["sqlite"], sessions=1, window=1)

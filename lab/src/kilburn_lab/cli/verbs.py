@@ -188,7 +188,7 @@ def verb(
             _check_axis(plot, given["axis"], chosen["rates"])
         with progress(work.doing) as update:
             quiet = os.environ.get("KILBURN_QUIET")
-            report = measure(**chosen, progress=update if quiet else EstimatedProgress(update, work))
+            report: Any = measure(**chosen, progress=update if quiet else EstimatedProgress(update, work))
         if given.get("out") is not None:
             say(f"written: {given['out']}")
         show(report, given["json"])

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from itertools import count
@@ -79,8 +80,8 @@ SAMPLES = 20
 PIECES, PAUSE = 40, 10
 """Events of each of the streams that run at once, and the milliseconds between them."""
 
-PATIENCE = 90.0
-"""Seconds that a system may take to start."""
+PATIENCE = 120.0
+"""Seconds that a server may take to start, and to end."""
 
 
 class System(NamedTuple):
@@ -234,35 +235,70 @@ def stub_of(module: str) -> Iterator[int]:
             process.kill()
 
 
+class ServerProcess:
+    """A server in a process of its own, at a port that it keeps when it begins again.
+
+    Args:
+        name: of the server, and of its log in the folder.
+        command: in which {port} stands for the port. environment: what it has besides.
+    """
+
+    def __init__(self, name: str, command: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port: int = free.getsockname()[1]
+        self.name, self.url, self.log = name, f"http://127.0.0.1:{self.port}", folder / f"{name}.log"
+        self._command = [part.format(port=self.port) for part in command]
+        self._environment = {**os.environ, **(environment or {})}
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def begin(self) -> None:
+        """Start it."""
+        with self.log.open("ab") as log:
+            command, null = self._command, subprocess.DEVNULL
+            self.process = subprocess.Popen(command, stdin=null, stdout=log, stderr=log, env=self._environment)
+
+    async def ready(self, answers: Callable[[int], Awaitable[bool]], *, again: bool = False) -> None:
+        """Wait until it answers.
+
+        Args:
+            answers: whether it answers at its port.
+            again: whether it is begun again if it ends, as a supervisor does: its database may not be back yet.
+
+        Raises:
+            Unavailable: it ended, or was too slow.
+        """
+        end = time.monotonic() + PATIENCE
+        while not await answers(self.port):
+            ended = self.process is None or self.process.poll() is not None
+            if time.monotonic() > end or (ended and not again):
+                last = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
+                raise Unavailable(f"{self.name} did not start: {last[0][:300]}", advice="run it by hand to see why")
+            await asyncio.sleep(0.1)
+            if ended:
+                self.begin()
+
+    def end(self, how: int = signal.SIGTERM) -> None:
+        """Send it a signal, and wait until it is gone."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(how)
+            try:
+                self.process.wait(timeout=PATIENCE)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+
 @contextmanager
 def _started(system: System, folder: Path) -> Iterator[_Running]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    log = folder / f"{system.name}.log"
-    with log.open("wb") as said:
-        process = subprocess.Popen(
-            [part.format(port=port) for part in system.command],
-            stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **system.environment},
-        )
+    server = ServerProcess(system.name, system.command, folder, system.environment)
+    server.begin()
+    assert server.process is not None
     try:
-        end = time.monotonic() + PATIENCE
-        while not asyncio.run(_answers(port)):
-            if process.poll() is not None or time.monotonic() > end:
-                last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
-                raise Unavailable(f"{system.name} did not start: {last[0][:300]}", advice="run it by hand to see why")
-            time.sleep(0.1)
-        yield _Running(system.name, port, process.pid)
+        asyncio.run(server.ready(_answers))
+        yield _Running(system.name, server.port, server.process.pid)
     finally:
-        process.terminate()
-        try:
-            process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        server.end()
 
 
 async def _answers(port: int) -> bool:

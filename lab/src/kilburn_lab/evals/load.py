@@ -17,8 +17,6 @@ import re
 import secrets
 import shutil
 import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -34,16 +32,13 @@ from kilburn.backends.postgres.server import OwnServer
 from kilburn.errors import SpecError, Unavailable
 from kilburn.gateway.history import SESSIONS
 from kilburn_lab.evals import load_check
-from kilburn_lab.evals.gateway import family, stub_of
+from kilburn_lab.evals.gateway import PATIENCE, ServerProcess, family, stub_of
 from kilburn_lab.evals.load_client import AnswerWait, Crowd, SessionRecord
 from kilburn_lab.evals.load_report import Latencies, LoadReport, LoadRow, growth
 from kilburn_lab.evals.load_traffic import Script, scripts
 from kilburn_lab.evals.measure import Progress, unwatched
 
 FILE, POSTGRES = "sqlite", "postgres"
-
-PATIENCE = 120.0
-"""Seconds that a gateway may take to start, and a killed server to be gone."""
 
 AFTER = 1.0
 """Seconds after a disturbance in which requests count as disturbed, too."""
@@ -131,71 +126,17 @@ class Disturbance(NamedTuple):
     ended: float
 
 
-class _Gateway:
-    """`kilburn serve`, in a process of its own, at a port that it keeps when it begins again."""
-
-    def __init__(self, number: int, folder: Path, options: Sequence[str]) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.log = folder / f"gateway-{number}.log"
-        run = [
-            sys.executable,
-            "-m",
-            "kilburn",
-            "serve",
-            "--port",
-            str(self.port),
-            "--log",
-            str(folder / f"requests-{number}.log"),
-        ]
-        self._command = [*run, *options]
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def begin(self) -> None:
-        with self.log.open("ab") as said:
-            self.process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
-
-    async def ready(self, *, again: bool = False) -> None:
-        """AnswerWait until it answers.
-
-        Args:
-            again: whether it is begun again if it ends, as a supervisor does: its database may not be back yet.
-
-        Raises:
-            Unavailable: it ended, or was too slow.
-        """
-        end = time.monotonic() + PATIENCE
-        while not await self._answers():
-            ended = self.process is None or self.process.poll() is not None
-            if time.monotonic() > end or (ended and not again):
-                last = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
-                raise Unavailable(f"a gateway did not start: {last[0][:300]}", advice="run `kilburn serve` by hand to see why")
-            await asyncio.sleep(0.1)
-            if ended:
-                self.begin()
-
-    async def _answers(self) -> bool:
-        try:
-            async with asyncio.timeout(10):
-                reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-                writer.write(b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n")
-                answer = await reader.read()
-                writer.close()
-                # A store that does not answer just now is no matter of the gateway's.
-                return answer.startswith(b"HTTP/1.1")
-        except (OSError, TimeoutError):
-            return False
-
-    def end(self, how: int) -> None:
-        if self.process is not None and self.process.poll() is None:
-            self.process.send_signal(how)
-            try:
-                self.process.wait(timeout=PATIENCE)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
+async def _answers(port: int) -> bool:
+    """Whether a gateway answers; a store that does not answer just now is no matter of the gateway's."""
+    try:
+        async with asyncio.timeout(10):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n")
+            answer = await reader.read()
+            writer.close()
+            return answer.startswith(b"HTTP/1.1")
+    except (OSError, TimeoutError):
+        return False
 
 
 class _Run:
@@ -229,7 +170,11 @@ class _Run:
         stub = stack.enter_context(stub_of("kilburn_lab.evals.load_traffic"))
         options = ["--upstream", f"http://127.0.0.1:{stub}/v1", "--db", self._place, "--tenant", self._tenant]
         options += ["--window", str(window), "--limit", "running=2048"]
-        self._gateways = [_Gateway(number, folder, options) for number in range(gateways)]
+        serve = [sys.executable, "-m", "kilburn", "serve", "--port", "{port}", *options]
+        self._gateways = [
+            ServerProcess(f"gateway-{number}", [*serve, "--log", str(folder / f"requests-{number}.log")], folder)
+            for number in range(gateways)
+        ]
         for gateway in self._gateways:
             stack.callback(gateway.end, signal.SIGKILL)
         self._chance = random.Random(f"{seed}/{place}")
@@ -254,7 +199,7 @@ class _Run:
         """Carry it out, and compare."""
         began, ended, records = asyncio.run(self._loaded(kill_gateways, restart_postgres))
         for gateway in self._gateways:
-            gateway.end(signal.SIGTERM)
+            gateway.end()
         verdict = load_check.compare(load_check.read(self._place, self._tenant), records)
         crowd = self._crowd
         kinds = [disturbance.what for disturbance in self._disturbances]
@@ -281,7 +226,7 @@ class _Run:
         for gateway in self._gateways:
             gateway.begin()
         for gateway in self._gateways:
-            await gateway.ready()
+            await gateway.ready(_answers)
         began = time.monotonic()
         watching = asyncio.create_task(self._look())
         disturbing = []
@@ -350,7 +295,7 @@ class _Run:
         gateway = self._chance.choice(self._gateways[1:] or self._gateways)
         await asyncio.to_thread(gateway.end, signal.SIGKILL)
         gateway.begin()
-        await gateway.ready(again=True)
+        await gateway.ready(_answers, again=True)
         return "kill"
 
     async def _restart(self, number: int) -> str:
