@@ -237,7 +237,7 @@ def test_one_of_the_workers_does_what_is_done_in_the_background(tmp_path: Path) 
         assert [parent.leads("b") for parent in reversed(parents)] == [True, False]
         assert [parent.leads("a") for parent in parents] == [True, False], "it stays so"
         parents[0].stop_leading()
-        assert parents[1].turn("a")
+        assert parents[1].leads("a")
         for parent in parents:
             parent.stop_leading()
 
