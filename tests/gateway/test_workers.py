@@ -371,7 +371,7 @@ def test_sessions_are_ended_by_whose_turn_it_is(tmp_path: Path) -> None:
 
     gateway = Gateway(Settings(db=str(tmp_path / "a.db"), upstream="http://127.0.0.1:9/v1", embedder=None), turn)
     gateway.check()
-    gateway.end_sessions()
+    gateway.tend()
     asyncio.run(gateway.close())
     assert asked == ["default"]
 
