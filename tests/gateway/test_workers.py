@@ -237,7 +237,7 @@ def test_one_of_the_workers_does_what_is_done_in_the_background(tmp_path: Path) 
         assert [parent.leads("b") for parent in reversed(parents)] == [True, False]
         assert [parent.leads("a") for parent in parents] == [True, False], "it stays so"
         parents[0].stop_leading()
-        assert parents[1].turn("a")
+        assert parents[1].leads("a")
         for parent in parents:
             parent.stop_leading()
 
@@ -371,7 +371,7 @@ def test_sessions_are_ended_by_whose_turn_it_is(tmp_path: Path) -> None:
 
     gateway = Gateway(Settings(db=str(tmp_path / "a.db"), upstream="http://127.0.0.1:9/v1", embedder=None), turn)
     gateway.check()
-    gateway.end_sessions()
+    gateway.tend()
     asyncio.run(gateway.close())
     assert asked == ["default"]
 

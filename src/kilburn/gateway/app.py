@@ -47,8 +47,8 @@ from kilburn.gateway.threads import in_thread
 from kilburn.gateway.upstream import KEY_FROM, Endpoint, InProcess, UpstreamApi, is_lent, joined
 from kilburn.gateway.users import Shares, below, requested_user
 from kilburn.jobs.claims import FAILED, kept
-from kilburn.jobs.ending import expire, read_rule
-from kilburn.jobs.worker import JobKind, Ways, Worker
+from kilburn.jobs.ending import read_rule
+from kilburn.jobs.worker import Did, JobKind, Ways, Worker
 from kilburn.kernel.resolve import resolve
 from kilburn.kernel.store import Store
 from kilburn.model import takes_tools
@@ -97,9 +97,6 @@ NOTHING = "there is nothing at this path; see the list of paths in the documenta
 
 QUIET = 1.0
 """Seconds without a new request, after which work in the background may run."""
-
-ONLY_LEARN = Ways(kinds=(JobKind.LEARN,), embedder=None)
-"""The work that is done for an earlier gateway. Other kinds of work are found again without it."""
 
 SETTLED = 500
 """Number of requests after which freed memory is returned to the system."""
@@ -304,38 +301,29 @@ class Gateway:
         while self.settings.background:
             await asyncio.sleep(self.settings.tend)
             if not self._busy():
-                await in_thread(self.end_sessions)
-                await in_thread(self.learn_left)
+                await in_thread(self.tend)
 
-    def learn_left(self) -> None:
-        """Learn once from the marked sessions of each open tenant that an earlier gateway did not reach before it was killed.
-        Sessions of this gateway are learned from after their replies. A request interrupts the work, which continues later."""
+    def tend(self) -> None:
+        """Expire the sessions of each open tenant by its rule, and learn once from the marked sessions that an earlier gateway
+        did not reach before it was killed; sessions of this gateway are learned from after their replies. A request interrupts
+        the work, which continues later."""
         learns = self.settings.memory > 0 or self.settings.keys is not None
-        for tenant in [store.tenant for store in self._stores] if learns and self.settings.db != ":memory:" else ():
-            if tenant in self._learned or not self._leads(tenant):
+        for store in list(self._stores) if self.settings.db != ":memory:" else ():
+            tenant = store.tenant
+            if not self._leads(tenant):
                 continue
             try:
-                with Worker(self.settings.db, (tenant,), ONLY_LEARN, stopped=self._busy) as worker:
+                kinds: tuple[JobKind, ...] = (JobKind.EXPIRE,) if read_rule(store.backend) is not None else ()
+                kinds += (JobKind.LEARN,) if learns and tenant not in self._learned else ()
+                if not kinds:
+                    continue
+                ways = Ways(kinds=kinds, embedder=None)
+                with Worker(self.settings.db, (tenant,), ways, report=_log_work, stopped=self._busy) as worker:
                     worker.once()
-                    if not worker.is_over():
+                    if not worker.is_over() and JobKind.LEARN in kinds:
                         self._learned.add(tenant)
             except KilburnError as error:
-                log.warning("tenant %r: marked sessions are not learned from: %s", tenant, error)
-
-    def end_sessions(self) -> None:
-        """Archive and forget sessions of the open tenants by their rules. After an error it tries again later."""
-        for store in list(self._stores):
-            if not self._leads(store.tenant):
-                continue
-            try:
-                rule = read_rule(store.backend)
-                ended = None if rule is None else expire(store, rule)
-            except KilburnError as error:
-                log.warning("sessions of tenant %r cannot be expired by its rule: %s", store.tenant, error)
-                continue
-            if ended is not None and (ended.forgotten or ended.moved.texts):
-                counts = store.tenant, len(ended.forgotten), ended.moved.texts
-                log.info("tenant %r: %d sessions forgotten, %d texts moved to the cold place", *counts)
+                log.warning("tenant %r: the work in the background failed: %s", tenant, error)
 
     def opened(self, tenant: str) -> Relay | None:
         """Return the relay of a tenant, if its store is open."""
@@ -408,6 +396,13 @@ class Gateway:
             await in_thread(store.close)
         await in_thread(self._trouble.close)
         await in_thread(tracing.drain)
+
+
+def _log_work(did: Did) -> None:
+    if did.error:
+        log.warning("tenant %r: a job of kind %s failed: %s", did.tenant, did.kind, did.error)
+    elif did.count:
+        log.info("tenant %r: a job of kind %s is done: %d", did.tenant, did.kind, did.count)
 
 
 class _Endpoint:
