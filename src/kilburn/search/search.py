@@ -56,7 +56,7 @@ USER_DEPTH = 24
 MAX_WORD_HITS = 4000
 """Passages of the arm of words from which on it looks for no further ones."""
 
-BESIDE = 24
+BESIDE = 20
 """Candidates whose neighbours are candidates too, at least; more for a larger budget."""
 
 ALONE = (SegmentKind.MEMORY, SegmentKind.NOTES)
@@ -213,7 +213,7 @@ class Searcher:
         matching = set(matches)
         if beside or self._vectors is not None:
             # By words alone, what stands beside a page and has none of them says nothing of it.
-            self._add_neighbours(text, matches, usables, max(BESIDE, depth // 4))
+            self._add_neighbours(text, matches, usables, max(BESIDE, depth // 8))
         # Those that came as neighbours are behind the others.
         usables.update(key for key in islice(matches, len(matching), None) if self._is_read(key) and usable(key))
         candidates = [
@@ -285,10 +285,11 @@ class Searcher:
         cosines: dict[int, float] = {}
         if self._vectors is not None and entries:
             cosines = self._vectors.similar(text, [passage.entry for passages in entries.values() for passage in passages])
-        for passages in entries.values():
+        for key, passages in entries.items():
+            matches[key] = _Seen(passages[0].span, passages[0].entry, best=0.0)
             for passage in passages:
-                cosine = cosines.get(passage.entry)
-                _note(matches, passage, meaning=cosine, worth=cosine or 0.0)
+                if (cosine := cosines.get(passage.entry)) is not None:
+                    _note(matches, passage, meaning=cosine, worth=cosine)
 
     def _read(self, keys: Iterable[Key], *, verified: bool = False) -> None:
         """Skim pages that are not there yet, or read them `verified`; take them from a window if it is open."""
