@@ -183,6 +183,8 @@ class Searcher:
         depth = USER_DEPTH if self._by_user else max(MIN_DEPTH, min(MAX_DEPTH, tokens // 10))
 
         def usable(key: Key) -> bool:
+            if self._by_user and not self._rows[key][0].is_by_user:
+                return False
             return self._is_true(key, now, at) and (accepts is None or accepts(*self._rows[key]))
 
         text, speakers = query, frozenset[str]()
@@ -285,11 +287,10 @@ class Searcher:
         cosines: dict[int, float] = {}
         if self._vectors is not None and entries:
             cosines = self._vectors.similar(text, [passage.entry for passages in entries.values() for passage in passages])
-        for key, passages in entries.items():
-            matches[key] = _Seen(passages[0].span, passages[0].entry, best=0.0)
+        for passages in entries.values():
             for passage in passages:
-                if (cosine := cosines.get(passage.entry)) is not None:
-                    _note(matches, passage, meaning=cosine, worth=cosine)
+                cosine = cosines.get(passage.entry)
+                _note(matches, passage, meaning=cosine, worth=cosine or 0.0)
 
     def _read(self, keys: Iterable[Key], *, verified: bool = False) -> None:
         """Skim pages that are not there yet, or read them `verified`; take them from a window if it is open."""
@@ -447,12 +448,12 @@ class Searcher:
         ranked = [ranked[place] for place in together(rivals)] if against else ranked
         chosen: list[tuple[Ranked, Span, str, int]] = []
         texts_shown: set[tuple[int, str]] = set()
-        remaining, least, batch = tokens, 0, FIRST_READ if limit is None else min(FIRST_READ, limit)
+        remaining, crumbs, batch = tokens, tokens // REST_SHARE, FIRST_READ if limit is None else min(FIRST_READ, limit)
         passages = ((match, span) for match in ranked for span in (match.candidate.span, *match.candidate.also))
         rest = filter(lambda passage: passage[1][1] - passage[1][0] <= remaining * LETTERS, passages)
         # Passages that fit in between are hard to find: each time more of them are read, unless little room is left.
-        while remaining > least and (limit is None or len(chosen) < limit) and (batch_passages := list(_some(rest, batch))):
-            batch, least = batch * GROWTH, tokens // LEAST_SHARE
+        while remaining > crumbs and (limit is None or len(chosen) < limit) and (batch_passages := list(_some(rest, batch))):
+            batch *= GROWTH
             if not self._holds([page for match, _ in batch_passages for page in (match, *against.get(match.key, ()))]):
                 return None
             texts = self._texts([match for match, _ in batch_passages])
@@ -641,8 +642,8 @@ FIRST_READ, GROWTH, MOST_READ = 24, 3, 200_000
 """Texts that are read first, at most; how many times more each time after that; and the tokens of the pages that are read at a
 time, but for the last of them."""
 
-LEAST_SHARE = 16
-"""The share of the budget for which no further texts are read once the first were: a sixteenth."""
+REST_SHARE = 16
+"""The share of the budget for which no further texts are read: a sixteenth."""
 
 LETTERS = 12
 """Characters of a token, on average in a passage, at most: one that must take more tokens than are left is not read."""
