@@ -22,7 +22,7 @@ from kilburn.move import Move
 from kilburn.policies.fifo import Fifo
 from kilburn.policy import Acts, View
 
-MOST = 118
+MOST = 116
 """Functions that an append with room may enter; five of them look for what the user says that is to stay, and one notes how long
 the write-ahead log is."""
 

@@ -60,21 +60,17 @@ def event_nodes(event: Event, pages: Mapping[int, Page]) -> set[int]:
 
 def _nodes(runs: list[int]) -> Iterator[int]:
     """Yield the fewest blocks that cover stretches of ids."""
+    # A node is never 0, so that a page and its negative differ.
     for first, last in zip(runs[::2], runs[1::2], strict=True):
         level, low, high = 0, first >> LEAF, (last >> LEAF) + 1
         while low < high:
             if low & 1:
-                yield _node(level, low)
+                yield (level << SHIFT | low) + 1
                 low += 1
             if high & 1:
                 high -= 1
-                yield _node(level, high)
+                yield (level << SHIFT | high) + 1
             level, low, high = level + 1, low >> 1, high >> 1
-
-
-def _node(level: int, block: int) -> int:
-    # Never 0, so that a page and its negative differ.
-    return (level << SHIFT | block) + 1
 
 
 def mentions_in(db: apsw.Connection, segment: int) -> tuple[set[tuple[int, int]], set[int]]:
@@ -125,7 +121,7 @@ def source_nodes(pages: Iterable[int]) -> list[int]:
         # Many pages lie in few blocks, and in fewer of each further level.
         blocks = {sign * page >> LEAF for page in ids if sign * page > 0}
         for level in range(LEVELS if blocks else 0):
-            first = (level << SHIFT) + 1 | SOURCE  # see `_node`
+            first = (level << SHIFT) + 1 | SOURCE  # see `_nodes`
             nodes += [sign * (first + block) for block in blocks]
             blocks = {block >> 1 for block in blocks}
     return sorted(nodes)

@@ -79,9 +79,9 @@ def _without_base64(text: str) -> list[Span]:
     return [*spans, (start, len(text))]
 
 
-def add_name_parts(text: str) -> str:
-    """Return the text with the parts of its compound names appended, and the pairs of characters of scripts without blanks.
-    `BY_USER` becomes a blank."""
+def add_name_parts(text: str, by_user: bool = False) -> str:
+    """Return the text with the parts of its compound names appended, and the pairs of characters of scripts without blanks; and
+    with `BY_USER` only if the user said it."""
     more: list[str] = []
     # A compound lies within a run of such characters, and most runs repeat.
     for run in dict.fromkeys(_RUN.findall(text)):
@@ -97,12 +97,7 @@ def add_name_parts(text: str) -> str:
     if more:
         text = f"{text}\n{' '.join(more)}"
     # FTS5 treats NUL as the end of a text in some code paths.
-    return text.replace("\0", " ").replace(BY_USER, " ")
-
-
-def index_words(text: str, *, by_user: bool) -> str:
-    """Return the words by which a passage with this text is indexed."""
-    words = add_name_parts(text)
+    words = text.replace("\0", " ").replace(BY_USER, " ")
     return f"{words} {BY_USER}" if by_user else words
 
 

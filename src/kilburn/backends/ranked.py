@@ -25,7 +25,7 @@ from typing import cast
 
 import apsw
 
-from kilburn.backends.passages import BY_USER, JOINT, PATH, TOKENIZER, add_name_parts, index_words, shorten
+from kilburn.backends.passages import BY_USER, JOINT, PATH, TOKENIZER, add_name_parts, shorten
 from kilburn.page import Span
 from kilburn.retrieval import STOP
 
@@ -178,7 +178,7 @@ class RankedIndex:
         words_in_order = dict.fromkeys(self._words(text))
         words = [word for word in words_in_order if word not in STOP] or list(words_in_order)
         if len(words) > MAX_TERMS:
-            words.sort(key=_oddness, reverse=True)
+            words.sort(key=lambda word: (not word.isalpha(), len(word)), reverse=True)
             # Half of the words are reserved for others than parts of paths.
             plain = [word for word in words if word not in wholes][: MAX_TERMS // 2]
             words = [*plain, *(word for word in words if word not in plain)][:MAX_TERMS]
@@ -288,7 +288,7 @@ class RankedIndex:
 
     def stems(self, text: str, by_user: bool) -> set[str]:
         """Return the stems by which the index has a passage with this text."""
-        data = index_words(text, by_user=by_user).encode("utf-8")
+        data = add_name_parts(text, by_user).encode("utf-8")
         return set(_tokens(self._stem, data, apsw.FTS5_TOKENIZE_DOCUMENT))
 
 
@@ -302,10 +302,6 @@ def _best(rarities: Mapping[int, float], short: Sequence[float], limit: int) -> 
 
 def _tokens(split: apsw.FTS5Tokenizer, data: bytes, reason: int) -> list[str]:
     return cast("list[str]", split(data, reason, None, include_offsets=False, include_colocated=False))
-
-
-def _oddness(word: str) -> tuple[bool, int]:
-    return not word.isalpha(), len(word)
 
 
 def entry_ranges(segments: Iterable[int]) -> list[tuple[int, int]]:

@@ -106,7 +106,9 @@ def record_of_event(event: Event, memo: Memo | None = None) -> bytes:
     """
     try:
         runs = _stretches(event.pages, memo) if len(event.pages) > MAX_PLAIN_IDS else ()
-        data = _shortened(event.data) if event.act in STATE else event.data
+        data = event.data
+        if event.act in STATE and not data.keys().isdisjoint(LISTS):
+            data = cast(Data, {key: _as_stretches(value) if key in LISTS else value for key, value in data.items()})
         if runs:
             record = _encode(_Event(**{**_fields(event), "pages": (), "runs": runs, "data": data}))
         else:
@@ -141,7 +143,8 @@ def decode_event(record: bytes) -> Event:
     """
     event = _events.decode(record)
     if event.act in STATE and not event.data.keys().isdisjoint(LISTS):
-        event = msgspec.structs.replace(event, data=_lengthened(event.data))
+        data = {key: _as_ids(value) if key in LISTS else value for key, value in event.data.items()}
+        event = msgspec.structs.replace(event, data=cast(Data, data))
     if not event.pages and b"runs" in record:
         return msgspec.structs.replace(event, pages=_ids(record))
     return event
@@ -184,24 +187,14 @@ def _checked(runs: Sequence[int]) -> tuple[int, ...]:
     return expanded(runs)
 
 
-def _shortened(data: Data) -> Data:
-    """Return an event's data with stretches in place of its long lists of page ids."""
-    if data.keys().isdisjoint(LISTS):
-        return data
-    return cast(Data, {key: _as_stretches(value) if key in LISTS else value for key, value in data.items()})
-
-
 def _as_stretches(value: Any) -> Any:
+    """Return a value of an event's data with stretches in place of its long lists of page ids."""
     if isinstance(value, dict):
         return {key: _as_stretches(ids) for key, ids in value.items()}
     if not isinstance(value, list | tuple) or len(value) <= MAX_PLAIN_IDS or set(map(type, value)) != {int}:
         return value
     runs = _find_stretches(value)
     return {RUNS: runs} if runs else value
-
-
-def _lengthened(data: Data) -> Data:
-    return cast(Data, {key: _as_ids(value) if key in LISTS else value for key, value in data.items()})
 
 
 def _as_ids(value: Any) -> Any:

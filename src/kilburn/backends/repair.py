@@ -14,7 +14,15 @@ from kilburn.backends.connection import row, rows
 from kilburn.backends.contenttable import OF_NO_PAGE, Wholes, remove_unused, searchable_text
 from kilburn.backends.passages import passages
 from kilburn.backends.ranked import make_entry, passage_number
-from kilburn.backends.records import UNREADABLE, act_name, compute_seal, decode_page, is_observation, page_call_id
+from kilburn.backends.records import (
+    UNREADABLE,
+    act_name,
+    compute_seal,
+    decode_page,
+    is_observation,
+    page_call_id,
+    record_of_event,
+)
 from kilburn.backends.sealed import COUNTERS, SealedRows, SegmentRow, seal_of_segment, shown
 from kilburn.backends.textindex import PassageWords, TextIndex, passage_words
 from kilburn.backends.transaction import index_pages, sealed_event, set_counters, set_states
@@ -160,7 +168,7 @@ def _quarantine_observations(db: apsw.Connection, sealed: SealedRows, segment: S
         elif is_observation(act, body) and not is_fork_note(db, segment, number):
             _quarantine(db, segment.number, "event", number, body)
             note = Event(number=number, act=Act.NOTE, time=time, policy="user", cause="user", data={"quarantined": act_name(act)})
-            *_, stands, note_body, sealing = sealed_event(segment.number, note)
+            *_, stands, note_body, sealing = sealed_event(segment.number, note, record_of_event(note))
             db.execute(
                 "UPDATE event SET act = ?, body = ?, seal = ? WHERE segment = ? AND number = ?",
                 (stands, note_body, sealing, segment.number, number),

@@ -33,7 +33,7 @@ from kilburn.backends.schema import prepare_schema, schema_number
 from kilburn.backends.sealed import SealedRows, SegmentRow, seal_of_segment
 from kilburn.backends.storefile import StoreFile
 from kilburn.backends.textindex import TextIndex
-from kilburn.backends.transaction import BatchWriter, prepared, sealed_in
+from kilburn.backends.transaction import BatchWriter, prepared
 from kilburn.backends.vectortable import VectorTable
 from kilburn.errors import StoreCorrupt, StoreError, StoreStale
 from kilburn.event import Act, Event
@@ -303,7 +303,7 @@ class Sqlite(StoreFile):
             if not self.readonly:
                 with translate_errors(self.path, "opening"):
                     # A writer that was killed, or a reader, may have left erased bytes.
-                    self._unwiped = self._is_unwiped()
+                    self._unwiped = row(self._db, "SELECT 1 FROM erasure") is not None
                     self._wipe(wait=False)
         except BaseException:
             self._db.close(True)
@@ -399,7 +399,7 @@ class Sqlite(StoreFile):
             if self._sealed.named(self._number, name) is not None:
                 raise StoreStale(f"there is a session {name!r} already", advice="take another name")
             created.append(self._create(name, time, SegmentKind.SESSION, user))
-            self._batches.write(created[0], batch, sealed_in(created[0], batch, work))
+            self._batches.write(created[0], batch, work)
             stored_row = self._sealed.segment(self._number, created[0])
             assert stored_row is not None
         if self.anchor is not None:
@@ -490,7 +490,7 @@ class Sqlite(StoreFile):
         """
         if self._stale_marks:
             self._remove_stale_marks(wait=batch.wait)
-        work = sealed_in(segment, batch, prepared(batch))
+        work = prepared(batch)
         with self._writing("writing", wait=batch.wait, to=(segment,)):
             unwiped = self._batches.write(segment, batch, work)
         if self.anchor is not None:

@@ -336,10 +336,6 @@ class StoreFile(DurableBackend):
                 self._unwiped, self._commits = False, 0
                 self._db.close(True)
 
-    def _is_unwiped(self) -> bool:
-        """Whether the file is flagged as possibly containing erased bytes."""
-        return row(self._db, "SELECT 1 FROM erasure") is not None
-
     def _wipe(self, *, wait: bool) -> None:
         """Remove erased bytes from the file and its log, if there may be any.
 

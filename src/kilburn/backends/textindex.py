@@ -14,7 +14,7 @@ import apsw
 import msgspec
 
 from kilburn.backends.connection import Row, by_segment, insert, listed, rows, rows_of_each
-from kilburn.backends.passages import TOKENIZER, index_words, passages
+from kilburn.backends.passages import TOKENIZER, add_name_parts, passages
 from kilburn.backends.ranked import DEPTH, RankedIndex, is_by_user, make_entry
 from kilburn.backends.slack import varint
 from kilburn.page import Span
@@ -53,7 +53,7 @@ class IndexEntry(NamedTuple):
 
 def passage_words(text: str, *, by_user: bool) -> list[PassageWords]:
     """Return the passages of a text."""
-    return [PassageWords(start, stop, index_words(text[start:stop], by_user=by_user), by_user) for start, stop in passages(text)]
+    return [PassageWords(start, stop, add_name_parts(text[start:stop], by_user), by_user) for start, stop in passages(text)]
 
 
 def number_passages(
@@ -170,9 +170,8 @@ class TextIndex(RankedIndex):
 
     def put(self, texts: Sequence[tuple[int, str]]) -> None:
         """Index passages again under their numbers."""
-        self._db.executemany(
-            self._insert, [(number, index_words(text, by_user=is_by_user(number))) for number, text in sorted(texts)]
-        )
+        entries = [(number, add_name_parts(text, is_by_user(number))) for number, text in sorted(texts)]
+        self._db.executemany(self._insert, entries)
 
     def remove(self, pages: Iterable[tuple[int, int, str]]) -> None:
         """Remove the entries of pages, given as first entry, last entry and the page's text, lowest entries first."""
@@ -186,7 +185,7 @@ class TextIndex(RankedIndex):
                 for number, start, stop in rows(self._db, select, first, last):
                     by_user = is_by_user(number)
                     words.update(self.stems(text[start:stop], by_user))
-                    yield number, index_words(text[start:stop], by_user=by_user)
+                    yield number, add_name_parts(text[start:stop], by_user)
 
         # In ascending order, or FTS5 would flush its buffer before each entry.
         self._db.executemany(self._delete, entries())

@@ -41,11 +41,11 @@ class Prepared(NamedTuple):
     """The parts of a batch that are computed without the file, before the write lock is taken.
 
     Args:
-        records: records of its new pages. bodies: records of its events.
+        records: records of its new pages. In a large batch these and the passages are computed one by one while they are
+            written, so that a long history is not in memory twice.
+        bodies: records of its events.
         words: passages of the pages to index whose texts come with the batch. unprepared: the other pages to index.
-        mentions: rows of the index of mentions: (segment, node, number of the event).
-        pages, events: rows of pages (without texts and passages) and of events, see `sealed_in`. In a large batch these rows and
-            the passages are computed one by one while they are written, so that a long history is not in memory twice.
+        mentions: rows of the index of mentions: (node, number of the event).
     """
 
     texts: dict[str, Packed]
@@ -53,10 +53,8 @@ class Prepared(NamedTuple):
     bodies: list[bytes]
     words: Iterable[tuple[int, list[PassageWords]]]
     unprepared: list[int]
-    mentions: list[tuple[int, int, int]]
+    mentions: list[tuple[int, int]]
     checkpoint: tuple[int, bytes] | None
-    pages: Iterable[tuple[object, ...]] = ()
-    events: Sequence[tuple[object, ...]] = ()
 
 
 def prepared(batch: Batch) -> Prepared | StoreError:
@@ -82,33 +80,11 @@ def prepared(batch: Batch) -> Prepared | StoreError:
             bodies=[record_of_event(event, memo) for event in batch.events],
             words=list(words) if is_small else words,
             unprepared=[number for number in dict.fromkeys(batch.index) if number not in new],
-            mentions=[(0, node, event.number) for event in batch.events for node in sorted(mentions.event_nodes(event, quoting))],
+            mentions=[(node, event.number) for event in batch.events for node in sorted(mentions.event_nodes(event, quoting))],
             checkpoint=pack(batch.checkpoint) if batch.checkpoint is not None else None,
         )
     except StoreError as error:
         return error
-
-
-def sealed_in(segment: int, batch: Batch, work: Prepared | StoreError) -> Prepared | StoreError:
-    """Return the prepared parts with the rows of a segment, whose number is known now."""
-    if isinstance(work, StoreError):
-        return work
-    pages: Iterable[tuple[object, ...]] = (
-        (
-            page.call if page.kind is Kind.CALL else None,
-            *encode_state(segment, page.id, batch.states.get(page.id) or State()),
-            record,
-            compute_seal("page", segment, page.id, record),
-        )
-        for page, record in zip(batch.pages, work.records, strict=True)
-    )
-    if len(batch.pages) <= SMALL_BATCH:
-        pages = list(pages)
-    events = []
-    for event, body in zip(batch.events, work.bodies, strict=True):
-        act = event.act.value
-        events.append((segment, event.number, act, body, compute_seal("event", segment, event.number, act.encode(), body)))
-    return work._replace(pages=pages, events=events, mentions=[(segment, *mention[1:]) for mention in work.mentions])
 
 
 class BatchWriter:
@@ -149,7 +125,7 @@ class BatchWriter:
         work.texts.clear()
         entries, ranges = number_passages(segment, stored_row.passages, work.words)
         if batch.pages:
-            self._add_pages(batch, work.pages, contents, ranges)
+            self._add_pages(batch, work.records, contents, ranges)
         if citing:
             citations.add(
                 self._db, {citation for page in citing for citation in citations.page_citations(segment, stored_row.kind, page)}
@@ -162,8 +138,9 @@ class BatchWriter:
             self._remove_entries({*batch.unindex, *batch.erase})
         if changed_pages := batch.states.keys() - {page.id for page in batch.pages}:
             self._set_states(batch, changed_pages)
-        insert(self._db, "INSERT INTO event(segment, number, act, body, seal) VALUES(?, ?, ?, ?, ?)", work.events)
-        insert(self._db, mentions.INSERT, work.mentions)
+        events = (sealed_event(segment, event, body) for event, body in zip(batch.events, work.bodies, strict=True))
+        insert(self._db, "INSERT INTO event(segment, number, act, body, seal) VALUES(?, ?, ?, ?, ?)", events)
+        insert(self._db, mentions.INSERT, ((segment, *mention) for mention in work.mentions))
         if notes := [event for event in batch.events if event.act is Act.NOTE]:
             histories.add_replies(self._db, self._tenant, segment, histories.reply_rows(notes))
         if batch.replaced:
@@ -190,14 +167,20 @@ class BatchWriter:
     def _add_pages(
         self,
         batch: Batch,
-        page_rows: Iterable[tuple[object, ...]],
+        records: Iterable[bytes],
         contents: Mapping[str, int | None],
         ranges: Mapping[int, tuple[int, int]],
     ) -> None:
         contents = {"": None, **contents}
         new = (
-            (self._segment, page.id, contents[page.digest], contents[page.extra], *ranges.get(page.id, (None, None)), *columns)
-            for page, columns in zip(batch.pages, page_rows, strict=True)
+            (
+                *(self._segment, page.id, contents[page.digest], contents[page.extra]),
+                *ranges.get(page.id, (None, None)),
+                page.call if page.kind is Kind.CALL else None,
+                *encode_state(self._segment, page.id, batch.states.get(page.id) or State()),
+                *(record, compute_seal("page", self._segment, page.id, record)),
+            )
+            for page, record in zip(batch.pages, records, strict=True)
         )
         try:
             insert(
@@ -222,10 +205,8 @@ class BatchWriter:
                 raise StoreError(f"page {number} cannot be indexed: it has no text here", advice="add it in the same batch")
             first, record, seal = page_row
             if first is None:
-                text, page = (
-                    searchable_text(self._db, self._segment, number),
-                    self._sealed.page(self._segment, number, record, seal),
-                )
+                text = searchable_text(self._db, self._segment, number)
+                page = self._sealed.page(self._segment, number, record, seal)
                 page_words.append((number, passage_words(text, by_user=page.is_by_user)))
         return index_pages(self._db, self._index, self._segment, passages_made, page_words)
 
@@ -255,7 +236,7 @@ class BatchWriter:
         """Replace events. In the store that this is a copy of, their data about a forgotten page was removed; the pages that they
         name are the same."""
         changes = self._db.total_changes()
-        event_rows = [sealed_event(self._segment, event) for event in batch.replaced]
+        event_rows = [sealed_event(self._segment, event, record_of_event(event)) for event in batch.replaced]
         self._db.executemany(
             "UPDATE event SET body = ?, seal = ? WHERE segment = ? AND number = ? AND act = ?",
             [(body, seal, segment, number, act) for segment, number, act, body, seal in event_rows],
@@ -315,7 +296,7 @@ class BatchWriter:
             segment, mentions.events_with_nodes(self._db, self._segment, mentions.page_nodes(erased))
         ):
             if concerns(event, erased):
-                *_, body, seal = sealed_event(self._segment, scrub(event, quotations))
+                *_, body, seal = sealed_event(self._segment, event, record_of_event(scrub(event, quotations)))
                 blanked.append((body, seal, self._segment, event.number))
         self._db.executemany("UPDATE event SET body = ?, seal = ? WHERE segment = ? AND number = ?", blanked)
         # Quarantined bytes may contain its words too; forgetting takes precedence over preserving a damaged record.
@@ -353,9 +334,9 @@ def set_states(db: apsw.Connection, segment: int, states: Mapping[int, State]) -
     )
 
 
-def sealed_event(segment: int, event: Event, memo: Memo | None = None) -> tuple[int, int, str, bytes, bytes]:
-    """Return the row of an event."""
-    body, act = record_of_event(event, memo), event.act.value
+def sealed_event(segment: int, event: Event, body: bytes) -> tuple[int, int, str, bytes, bytes]:
+    """Return the row of an event with this record."""
+    act = event.act.value
     return segment, event.number, act, body, compute_seal("event", segment, event.number, act.encode(), body)
 
 

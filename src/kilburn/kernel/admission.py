@@ -96,7 +96,10 @@ def pages_of(
     calls: dict[str, Page] = {}
     answered: set[str] = set()
     call_names = {part.call for message in messages for part in message.parts if part.call}
-    earlier_calls = _calls_before(call_names, window) if call_names else {}
+    # Another writer may have called one since; then this state is old, nothing of it will be written, and it is left out.
+    earlier_calls = (
+        {call: page for call, page in window.calls.among(call_names).items() if page in window.pages} if call_names else {}
+    )
     call_ids = [part.call for message in messages for part in message.parts if part.kind is Kind.CALL] if call_names else []
     if earlier_calls or len(call_ids) > len(set(call_ids)):
         messages, earlier_calls = _with_distinct_calls(messages, earlier_calls, window)
@@ -252,14 +255,6 @@ def _leftovers(part: Part, message: Message) -> str | None:
     """What a part that is not the first keeps of its message's extra; the first one keeps all of it. A part that is only sent in
     the form it came in keeps the name of that form, because the first part may leave before it."""
     return form_of(message.extra) if part.extra is not None or part.kind in (Kind.REASONING, Kind.OPAQUE) else None
-
-
-def _calls_before(names: Iterable[str], window: WindowState) -> dict[str, int]:
-    """Those of these calls that the session has, with their pages.
-
-    Another writer may have called one since; then this state is old, nothing of it will be written, and it is left out.
-    """
-    return {call: page for call, page in window.calls.among(names).items() if page in window.pages}
 
 
 def _call_of(

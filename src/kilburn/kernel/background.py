@@ -92,14 +92,10 @@ class Background:
         answer = errand.answer
         if answer is not None:
             self._handed, self._errand = errand, None
-            if not self._is_current(errand):
+            # Pages never change; they are forgotten or retired.
+            if not self._kernel.window.gone.isdisjoint(errand.later.pages):
                 answer = Answer(outcome=Outcome.FAILED, detail="pages that it was about are not what they were")
         return Deferred(pages=errand.later.pages, turn=errand.turn, answer=answer, key=errand.later.key)
-
-    def _is_current(self, errand: _Errand) -> bool:
-        # Pages never change; they are forgotten or retired.
-        removed = self._kernel.window.gone
-        return not removed or removed.isdisjoint(errand.later.pages)
 
     @property
     def purpose(self) -> str:

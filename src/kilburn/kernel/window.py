@@ -519,10 +519,6 @@ class WindowState:
         self._wait(call)
         return spoken
 
-    def _open_again(self, call: int, spoken: int) -> None:
-        self.open[call] = spoken
-        self._wait(call)
-
     def _remove_added(self, added: Sequence[tuple[Page, int | None]], former: _Former) -> None:
         """Undo `add`: the pages, each with how many messages there were before the call that it answered."""
         for page, answered in reversed(added):
@@ -531,7 +527,8 @@ class WindowState:
                 if page.call is not None:
                     self.calls.pop(page.call)
             elif answered is not None:
-                self._open_again(page.answers, answered)
+                self.open[page.answers] = answered
+                self._wait(page.answers)
             self._put(page.id, self.states[page.id], None)
             if page.group:
                 self._group_to_change(page.group).pop()

@@ -56,7 +56,7 @@ USER_DEPTH = 24
 MAX_WORD_HITS = 4000
 """Passages of the arm of words from which on it looks for no further ones."""
 
-BESIDE = 24
+BESIDE = 20
 """Candidates whose neighbours are candidates too, at least; more for a larger budget."""
 
 ALONE = (SegmentKind.MEMORY, SegmentKind.NOTES)
@@ -183,6 +183,8 @@ class Searcher:
         depth = USER_DEPTH if self._by_user else max(MIN_DEPTH, min(MAX_DEPTH, tokens // 10))
 
         def usable(key: Key) -> bool:
+            if self._by_user and not self._rows[key][0].is_by_user:
+                return False
             return self._is_true(key, now, at) and (accepts is None or accepts(*self._rows[key]))
 
         text, speakers = query, frozenset[str]()
@@ -213,7 +215,7 @@ class Searcher:
         matching = set(matches)
         if beside or self._vectors is not None:
             # By words alone, what stands beside a page and has none of them says nothing of it.
-            self._add_neighbours(text, matches, usables, max(BESIDE, depth // 4))
+            self._add_neighbours(text, matches, usables, max(BESIDE, depth // 8))
         # Those that came as neighbours are behind the others.
         usables.update(key for key in islice(matches, len(matching), None) if self._is_read(key) and usable(key))
         candidates = [
@@ -446,12 +448,12 @@ class Searcher:
         ranked = [ranked[place] for place in together(rivals)] if against else ranked
         chosen: list[tuple[Ranked, Span, str, int]] = []
         texts_shown: set[tuple[int, str]] = set()
-        remaining, least, batch = tokens, 0, FIRST_READ if limit is None else min(FIRST_READ, limit)
+        remaining, crumbs, batch = tokens, tokens // REST_SHARE, FIRST_READ if limit is None else min(FIRST_READ, limit)
         passages = ((match, span) for match in ranked for span in (match.candidate.span, *match.candidate.also))
         rest = filter(lambda passage: passage[1][1] - passage[1][0] <= remaining * LETTERS, passages)
         # Passages that fit in between are hard to find: each time more of them are read, unless little room is left.
-        while remaining > least and (limit is None or len(chosen) < limit) and (batch_passages := list(_some(rest, batch))):
-            batch, least = batch * GROWTH, tokens // LEAST_SHARE
+        while remaining > crumbs and (limit is None or len(chosen) < limit) and (batch_passages := list(_some(rest, batch))):
+            batch *= GROWTH
             if not self._holds([page for match, _ in batch_passages for page in (match, *against.get(match.key, ()))]):
                 return None
             texts = self._texts([match for match, _ in batch_passages])
@@ -640,8 +642,8 @@ FIRST_READ, GROWTH, MOST_READ = 24, 3, 200_000
 """Texts that are read first, at most; how many times more each time after that; and the tokens of the pages that are read at a
 time, but for the last of them."""
 
-LEAST_SHARE = 16
-"""The share of the budget for which no further texts are read once the first were: a sixteenth."""
+REST_SHARE = 16
+"""The share of the budget for which no further texts are read: a sixteenth."""
 
 LETTERS = 12
 """Characters of a token, on average in a passage, at most: one that must take more tokens than are left is not read."""

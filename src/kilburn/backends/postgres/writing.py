@@ -18,7 +18,16 @@ from kilburn.backends.postgres import postings
 from kilburn.backends.postgres.coldrows import ROW, PostgresColdRows, searchable_in
 from kilburn.backends.postgres.erasing import flag
 from kilburn.backends.postgres.statements import Merged, Row, Sender, ServerAnswer, Statements
-from kilburn.backends.records import Memo, Quotations, compute_seal, concerns, record_of_page, scrub, telling_words
+from kilburn.backends.records import (
+    Memo,
+    Quotations,
+    compute_seal,
+    concerns,
+    record_of_event,
+    record_of_page,
+    scrub,
+    telling_words,
+)
 from kilburn.backends.sealed import ADVICE, Seals, SegmentRow, seal_of_segment
 from kilburn.backends.transaction import encode_state, sealed_event
 from kilburn.errors import StoreCorrupt, StoreError, StoreStale
@@ -419,7 +428,7 @@ class Writing:
 
     def _add_events(self) -> None:
         batch = self._batch
-        events = [sealed_event(self._segment, event, self._memo)[1:] for event in batch.events]
+        events = [sealed_event(self._segment, event, record_of_event(event, self._memo))[1:] for event in batch.events]
         self.last = batch.events[-1].number, events[-1][-1]
         self._changes.send(_ADD_EVENTS, *self._own, *(list(column) for column in zip(*events, strict=True)))
         quoting = {page.id: page for page in batch.pages if page.sources}
@@ -432,7 +441,7 @@ class Writing:
     def _replace_events(self) -> None:
         """Write events over those with their numbers: what they say of a forgotten page went in the store that this is a copy
         of. What they name stays the same."""
-        rows = [sealed_event(self._segment, event)[1:] for event in self._batch.replaced]
+        rows = [sealed_event(self._segment, event, record_of_event(event))[1:] for event in self._batch.replaced]
         replaced = self._statements.rows(
             "UPDATE kilburn.event SET body = new.body, seal = new.seal"
             " FROM unnest(%s::bigint[], %s::text[], %s::bytea[], %s::bytea[]) AS new(number, act, body, seal)"
@@ -509,7 +518,7 @@ class Writing:
         blanked, quotations = [], Quotations(words)
         for event in read_events(self._statements, self._tenant, segment_row, [number for number in numbers if number <= head]):
             if concerns(event, erased):
-                *_, body, seal = sealed_event(self._segment, scrub(event, quotations))
+                *_, body, seal = sealed_event(self._segment, event, record_of_event(scrub(event, quotations)))
                 blanked.append((event.number, body, seal))
         if blanked:
             self._statements.send(
