@@ -155,7 +155,7 @@ def leaves(view: View, copy: Page, passages: Sequence[PagePassage], prices: Pric
     if overlap >= MIN_OVERLAP or (overlap and not is_typed(view)):
         return False
     behind = list(takewhile(lambda page: page.id != copy.id, reversed(view.pages)))
-    if not is_typed(view) and any(page.id == view.task_page for page in behind):
+    if any(page.id == view.task_page and not view.is_latest(page) for page in behind):
         return False
     # No prompt had the newest message yet, nor what the assistant said before it.
     cached = dropwhile(lambda page: page.role is Role.ASSISTANT, dropwhile(view.is_latest, behind))
