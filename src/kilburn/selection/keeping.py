@@ -174,6 +174,7 @@ def keep(
     copied = sum([page.tokens for page in copies])
     free = shape.capacity - view.use + copied
     reserve = max(copied, int(HELD_ROOM * shape.copy)) if _holds_room(view, shape) else copied
+    edit: _Edit | None = None
     if free >= reserve and not free_edit:
         if view.cause is not Cause.ADMIT or not is_due(view):
             return []
@@ -182,14 +183,14 @@ def keep(
         leaving = [page for page in copies if leaves(view, page, passages, prices)]
         missing = unshown(passages, [page for page in copies if page not in leaving])
         fit = fitting(view, missing, free - copied + sum([page.tokens for page in leaving]))
-        crowded = len(fit) < len(missing)
-        if crowded:
+        if len(fit) < len(missing):
             # The copies that would stay leave no room for it.
             leaving, missing, fit = copies, passages, fitting(view, passages, free)
-        if not (crowded and cached and _is_edit_cheaper(view, prices, copies, _edit(view, shape, economy).use)):
-            if cached or len(fit) == len(missing) or not is_asked(view):
-                return copy_moves(leaving, fit)
-    edit = _edit(view, shape, economy)
+            edit = _edit(view, shape, economy) if cached else None
+        fits = cached or len(fit) == len(missing) or not is_asked(view)
+        if fits and (edit is None or not _is_edit_cheaper(view, prices, copies, edit.use)):
+            return copy_moves(leaving, fit)
+    edit = edit or _edit(view, shape, economy)
     # No copy can stand between a call and its result.
     room = 0 if view.open else min(shape.copy, shape.capacity - edit.use)
     passages = (yield from passages_asked(view, room, staying=edit.staying, excerpt=edit.excerpt)) if is_due(view) else []
