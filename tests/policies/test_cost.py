@@ -98,7 +98,7 @@ def test_after_the_cache_expired_an_edit_comes_before_the_window_is_full() -> No
     sizes = {}
     for pause in (10.0, 400.0):
         clock = FakeClock(tick=0.0)
-        with Store(Sqlite(":memory:"), Budget(2000), Cost(miss=3000.0), tokenizer="chars/4", clock=clock) as store:
+        with Store(Sqlite(":memory:"), Budget(2000), Cost(), tokenizer="chars/4", clock=clock) as store:
             session = store.session("a")
             sizes[pause] = 0
             for message in work(1, 60):

@@ -18,8 +18,9 @@ from kilburn.page import Page
 from kilburn.policies.parameters import check_tokens
 from kilburn.policy import Acts, Plan, View
 from kilburn.prices import Prices, find_prices
+from kilburn.selection.bringing import is_chat
 from kilburn.selection.excerpts import mean_message_tokens
-from kilburn.selection.keeping import Economy, WindowShape, keep, max_copy_tokens
+from kilburn.selection.keeping import Economy, WindowShape, keep, largeness, max_copy_tokens
 
 __all__ = ["Cost"]
 
@@ -27,6 +28,10 @@ CHANCE = 1.0
 """Worth that a passage must have for each token of fresh input that it costs, if a miss costs as many tokens as the window holds.
 A prompt needs about one old line, however large the window is, so the chance that a given token is needed falls with the
 window. Fitted on chats and recorded runs at 1,000 to 16,000 tokens."""
+
+EXTRA_CHAT_CHANCE = 0.5
+"""What is added to `CHANCE` while people talk, in a window of 8,000 tokens or more: a question brings what the excerpts do not
+have, so they are needed less."""
 
 RECENT_MESSAGES = 20
 """A recall of a page within this many messages means that too little was kept."""
@@ -87,7 +92,8 @@ class Cost:
         # A recall is one more call of the model, which reads the whole prompt from the cache again.
         miss = self.miss + capacity * table.cached / table.input
         # A message of the user or a tool, and one of the agent, come between two prompts.
-        return Economy(table, 2 * mean_message_tokens(view), capacity, CHANCE * capacity / miss / (1 + _recalled(view, leaving)))
+        chance = CHANCE + EXTRA_CHAT_CHANCE * largeness(capacity) * is_chat(view)
+        return Economy(table, 2 * mean_message_tokens(view), capacity, chance * capacity / miss / (1 + _recalled(view, leaving)))
 
     def _table(self) -> Prices:
         return self.prices if isinstance(self.prices, Prices) else find_prices(self.prices)

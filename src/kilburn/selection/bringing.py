@@ -154,13 +154,24 @@ def leaves(view: View, copy: Page, passages: Sequence[PagePassage], prices: Pric
     overlap = _overlap(copy.parts, passages)
     if overlap >= MIN_OVERLAP or (overlap and not is_typed(view)):
         return False
-    behind = list(takewhile(lambda page: page.id != copy.id, reversed(view.pages)))
-    if not is_typed(view) and any(page.id == view.task_page for page in behind):
+    if _is_of_task(view, copy):
         return False
-    # No prompt had the newest message yet, nor what the assistant said before it.
-    cached = dropwhile(lambda page: page.role is Role.ASSISTANT, dropwhile(view.is_latest, behind))
     prompts = max(0, view.budget.capacity - view.use) / mean_message_tokens(view) / 2
-    return pays(copy.tokens, sum([page.tokens for page in cached]), prompts, prices)
+    return pays(copy.tokens, cached_behind(view, copy), prompts, prices)
+
+
+def _is_of_task(view: View, copy: Page) -> bool:
+    """Whether a copy stands before the user's latest message, and the agent is at work on that."""
+    behind = takewhile(lambda page: page.id != copy.id, reversed(view.pages))
+    return any(page.id == view.task_page and not view.is_latest(page) for page in behind)
+
+
+def cached_behind(view: View, copy: Page) -> int:
+    """Count the tokens behind a copy that the provider has in its cache: no prompt had the newest message yet, nor what the
+    assistant said before it."""
+    behind = takewhile(lambda page: page.id != copy.id, reversed(view.pages))
+    cached = dropwhile(lambda page: page.role is Role.ASSISTANT, dropwhile(view.is_latest, behind))
+    return sum([page.tokens for page in cached])
 
 
 def passages_asked(

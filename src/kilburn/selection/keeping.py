@@ -19,6 +19,7 @@ from kilburn.page import Page, Parts
 from kilburn.policy import Cause, View
 from kilburn.prices import Prices
 from kilburn.selection.bringing import (
+    cached_behind,
     copy_moves,
     described,
     fitting,
@@ -34,6 +35,7 @@ from kilburn.selection.excerpts import (
     excerpt_moves,
     excerpt_parts,
     is_asked,
+    mean_message_tokens,
     old_pages,
     shorten_latest,
     split_excerpts,
@@ -172,6 +174,7 @@ def keep(
     copied = sum([page.tokens for page in copies])
     free = shape.capacity - view.use + copied
     reserve = max(copied, int(HELD_ROOM * shape.copy)) if _holds_room(view, shape) else copied
+    edit: _Edit | None = None
     if free >= reserve and not free_edit:
         if view.cause is not Cause.ADMIT or not is_due(view):
             return []
@@ -183,13 +186,24 @@ def keep(
         if len(fit) < len(missing):
             # The copies that would stay leave no room for it.
             leaving, missing, fit = copies, passages, fitting(view, passages, free)
-        if cached or len(fit) == len(missing) or not is_asked(view):
+            edit = _edit(view, shape, economy) if cached else None
+        fits = cached or len(fit) == len(missing) or not is_asked(view)
+        if fits and (edit is None or not _is_edit_cheaper(view, prices, copies, edit.use)):
             return copy_moves(leaving, fit)
-    edit = _edit(view, shape, economy)
+    edit = edit or _edit(view, shape, economy)
     # No copy can stand between a call and its result.
     room = 0 if view.open else min(shape.copy, shape.capacity - edit.use)
     passages = (yield from passages_asked(view, room, staying=edit.staying, excerpt=edit.excerpt)) if is_due(view) else []
     return [*edit.moves, *copy_moves(copies, passages)]
+
+
+def _is_edit_cheaper(view: View, prices: Prices, copies: Sequence[Page], use: int) -> bool:
+    """Whether an edit in front after which the window holds `use` tokens makes the next prompts cheaper than to take all copies
+    away, from where on the window is written to the cache again."""
+    economy = Economy(prices, 2 * mean_message_tokens(view), view.budget.capacity, 0.0)
+    remaining = view.use - sum([page.tokens for page in copies])
+    rewritten = max([cached_behind(view, page) for page in copies], default=0)
+    return economy.rate(use, use) < economy.rate(rewritten, remaining)
 
 
 def _holds_room(view: View, shape: WindowShape) -> bool:
