@@ -1,4 +1,4 @@
-"""Standing orders of a session: the sentences of the user that stay in the window, as `find_orders` recognizes them.
+"""Standing orders of a session: the sentences of the user that stay in the window, as `kilburn.selection.orders` recognizes them.
 
 Each message is judged once, when it is admitted. Orders have a budget of their own, an eighth of the window and a hundred
 messages. Within it the newest stays, and short ones stay before long ones, so a large new text displaces no order of a few
@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from kilburn.kernel.orders import find_orders
 from kilburn.message import Kind, Role, Trust
 from kilburn.page import Page, Span
 
@@ -41,7 +40,7 @@ _FUNCTION_WORDS = frozenset(_COMMON.split())
 
 
 def update_standing(
-    new: Sequence[tuple[Page, str]],
+    new: Sequence[tuple[Page, str, Sequence[Span]]],
     previous: Standing,
     pages: Mapping[int, Page],
     capacity: int,
@@ -51,17 +50,17 @@ def update_standing(
     """Return the orders that stay once these pages are admitted.
 
     Args:
-        new: the new pages, each with its text. previous: the orders so far. pages: those of the session.
+        new: pages of the user, each with its text and the orders that were recognized in it. previous: the orders so far. pages:
+            those of the session.
         free: pages that are pinned, or cannot stay any more.
         text_of: the text of any other page with orders.
     """
     unavailable = set(free)
     orders = {number: spans for number, spans in previous.items() if number not in unavailable}
     topics: dict[frozenset[str], tuple[int, Span]] = {}
-    for page, text in new:
-        if not is_by_user(page) or page.id in unavailable:
+    for page, text, spans in new:
+        if page.id in unavailable:
             continue
-        spans = find_orders(text)
         if spans and not topics:
             topics = {_topic(text_of(number), span): (number, span) for number in orders for span in orders[number]}
         for span in spans:
@@ -72,7 +71,7 @@ def update_standing(
                 orders[number] = tuple([order for order in orders[number] if order != older])
             orders[page.id] = (*orders.get(page.id, ()), span)
             topics[topic] = page.id, span
-    added = {page.id: page for page, _ in new}
+    added = {page.id: page for page, _, _ in new}
     tokens = {number: (added.get(number) or pages[number]).tokens for number in orders}
     large = {number for number, spans in orders.items() if min(tokens[number], excerpt_tokens(spans)) > SMALL}
     room, chosen = capacity // SHARE, dict[int, tuple[Span, ...]]()

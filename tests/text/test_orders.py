@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kilburn.kernel.orders import find_orders
+from kilburn.selection.orders import find_orders
 
 # Wordings of many kinds. They served to improve the patterns, so the shares here are no estimate for others.
 ORDERS = [
