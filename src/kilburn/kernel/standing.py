@@ -33,10 +33,27 @@ FRAME = 24
 _COMMON = (
     "a an the to of in on at for and or but so do don t not no never always ever only please you must should shall may can could"
     " now again still from then is are be it s ok okay fine allowed longer use instead rather than i want rule note remember make"
-    " sure that my your this all any yet anymore more forward going"
+    " sure that my your this all any yet anymore more forward going forget ignore drop disregard order about"
+    " ab auf bitte darfst das dem den der die du ein eine immer jetzt kannst kein keine merk nicht nie niemals noch nun nur sie"
+    " sofort stets und von wieder ahora al de el en favor la las los nuevo nunca otra partir por puedes recuerda siempre un una"
+    " vez ya au aux désormais dorénavant du jamais l le les maintenant n ne nouveau pas peux plaît plus il te toujours tu à"
+    " adesso agora d ora il já mai não per pode podes poi più puoi sempre altijd het je mag meer niet nooit vanaf voortaan"
+    " weer больше в всегда можно на не никогда снова теперь"
 )
 _FUNCTION_WORDS = frozenset(_COMMON.split())
 """Words in which two orders about the same may differ."""
+
+_ENDING = re.compile(r"(?<=\w{3})(?:ing|ed|[aeio]r|re|ть|[aeiosnrй])+$")
+"""The endings of a word that vary between an order and its opposite: "borres" and "borrar"."""
+
+_LANGUAGE = re.compile(
+    r"(?:alem|allem|angl|chin|deut|dutch|engl|espa[gñn]|fran[cçz]|fren|germ|holl|ingl|ital|japan|neder|nieder|portu|russ|spani|tedes"
+    r"|англ|нем|рус|укр)\w*"
+)
+"""Names of languages. An order to write in another one replaces the earlier."""
+
+_UNSPACED = re.compile(r"[请記记住以后後再要别不从現现在起可了，。！？\s]+")
+"""The same words in Chinese."""
 
 
 def update_standing(
@@ -91,9 +108,12 @@ def is_by_user(page: Page) -> bool:
 
 
 def _topic(text: str, span: Span) -> frozenset[str]:
-    """The words that say what an order is about, without endings; all words if no others are left."""
-    words = re.findall(r"\w+", text[slice(*span)].lower())
-    stems = {re.sub(r"(?<=\w{3})(?:ing|ed|e?s)$", "", word) for word in words if word not in _FUNCTION_WORDS}
+    """Return the words that say what an order is about, without endings; all words if no others are left."""
+    sentence = text[slice(*span)].lower()
+    words = re.findall(r"\w+", sentence)
+    stems = {"language" if _LANGUAGE.fullmatch(word) else _ENDING.sub("", word) for word in words if word not in _FUNCTION_WORDS}
+    if len(words) == 1 or not any(map(str.isascii, words)):
+        stems = {part for stem in stems for part in _UNSPACED.split(stem) if part}
     return frozenset(stems or words)
 
 

@@ -36,7 +36,7 @@ _LASTING = (
 )
 """Words that make an instruction last, in languages that put spaces between words."""
 _UNSPACED = (
-    r"总是|始终|永远|从现在起|从现在开始|以后|记住|不要|别再|切勿|禁止|必须|务必|而不是|常に|必ず|絶対に|決して"
+    r"总是|始终|永远|从现在起|从现在开始|以后|记住|不要|别再|切勿|禁止|必须|务必|而不是|现在可以|常に|必ず|絶対に|決して"
     r"|今後|これからは|覚えて|忘れない|ないで|ではなく|항상|절대|앞으로|기억해|잊지 마|지 마|반드시"
 )
 """The same in Chinese, Japanese and Korean."""
@@ -131,8 +131,9 @@ _DEONTIC = (
     r"|should|shall|may|needs?|ha(?:ve|s) to|(?:is|are) (?:not )?(?:allowed|permitted|to)|without|unless|until)\b"
     r"|^(?!(?:SUBJECT)\b)(?:[\w/.-]+ ){1,4}(?:must (?:not )?(?!be\b|have\b)\w+|(?:must|should) (?:not )?be \w+ed\b)|^(?:my|our"
     r"|the) (?:convention|policy|preference|rule) (?:here )?is\b|\b(?:disallowed|discouraged|hands off)\b|(?:; |[–—]\s?)(?:never"
-    r"|always|do not|don['’]?t)(?! (?:you|\w+(?:s|ed))\b)|\b(?:du|sie) (?:sollst|sollen|darfst|dürfen|musst|müssen)\b"
-    r"|\btu (?:ne )?dois\b"
+    r"|always|do not|don['’]?t)(?! (?:you|\w+(?:s|ed))\b)|^(?:ahora )?ya puedes\b|^agora (?:já )?pode|^(?:ora|adesso) puoi\b"
+    r"|^теперь можно\b|^(?:tu peux|vous pouvez) (?:de|à) nouveau\b|^je mag .*\bweer\b|\b(?:du|sie) (?:sollst|sollen|darfst|dürfen"
+    r"|musst|müssen)\b|\btu (?:ne )?dois\b"
 ).replace("SUBJECT", _SUBJECT)
 """How a sentence says what may and must be."""
 _CONDITION = (
