@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 import kilburn
-
 from kilburn.selection.orders import find_orders
 
 # Wordings of many kinds. They served to improve the patterns, so the shares here are no estimate for others.
@@ -160,5 +159,5 @@ def test_the_newest_order_about_the_same_replaces_the_older(older: str, newer: s
         session = store.session("work")
         for text in ("Hello.", older, "Never delete comments.", newer):
             session.append({"role": "user", "content": text}, {"role": "assistant", "content": "Noted."})
-        messages = [session.recall(f"p{page}").text for page in session.window.orders]
+        messages = [str(session.recall(f"p{page}")) for page in session.window.orders]
     assert messages == ["Never delete comments.", newer]

@@ -103,14 +103,6 @@ class Orders(Protocol):
         """Return the sentences of a user's message that are to stay, as spans in order."""
         ...
 
-    def ask_for_orders(self, texts: Sequence[str]) -> Ask | None:
-        """Return the question which sentences of a user's messages are to stay; None if none can be."""
-        ...
-
-    def read_orders(self, texts: Sequence[str], reply: str) -> list[tuple[Span, ...]]:
-        """Return the sentences of each text that the reply to this question names."""
-        ...
-
 
 class Capabilities:
     """The parts that the kernel uses; `register` sets them."""
