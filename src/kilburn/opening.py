@@ -24,6 +24,7 @@ from kilburn.forgetting.erasure import copied_to, remember_copy
 from kilburn.kernel.capabilities import capabilities
 from kilburn.kernel.store import Store as Store
 from kilburn.search.choice import vectors_for
+from kilburn.selection import orders
 from kilburn.tokens import choice, media
 from kilburn.tokens.choice import counter_named
 from kilburn.wire import form
@@ -49,7 +50,7 @@ class _Memories:
         return Notes(store, owner)
 
 
-capabilities.register(forms=form, counters=choice, attachments=media, answers=answering, memories=_Memories())
+capabilities.register(forms=form, counters=choice, attachments=media, answers=answering, memories=_Memories(), orders=orders)
 
 
 def open(

@@ -27,11 +27,11 @@ from kilburn.budget import Budget
 from kilburn.effect import Answer, Ask, Effect, Outcome
 from kilburn.errors import Overlong, StoreCorrupt, Unavailable
 from kilburn.event import Act
-from kilburn.kernel.orders import find_orders
 from kilburn.kernel.session import Session
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.move import Evict, Fold, Move, Retire
 from kilburn.policy import View
+from kilburn.selection.orders import find_orders
 from kilburn.testing import FakeClock, Scripted, check_laws
 from policies.roster import specs_at
 

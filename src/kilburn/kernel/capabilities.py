@@ -1,4 +1,4 @@
-"""What the kernel needs of parts that it does not import: provider forms, token counters, attachments, models, memories.
+"""What the kernel needs of parts that it does not import: provider forms, token counters, attachments, models, memories, orders.
 
 Each is a protocol here, and a module elsewhere that `kilburn.opening` registers. A reader of the kernel needs none of them.
 """
@@ -13,6 +13,7 @@ from kilburn.effect import Answer, Ask
 from kilburn.errors import KernelError
 from kilburn.message import Message
 from kilburn.model import Model
+from kilburn.page import Span
 
 
 class Forms(Protocol):
@@ -95,6 +96,14 @@ class Memories(Protocol):
         ...
 
 
+class Orders(Protocol):
+    """Finds the standing orders of a user: `kilburn.selection.orders`."""
+
+    def find_orders(self, text: str) -> tuple[Span, ...]:
+        """Return the sentences of a user's message that are to stay, as spans in order."""
+        ...
+
+
 class Capabilities:
     """The parts that the kernel uses; `register` sets them."""
 
@@ -103,12 +112,21 @@ class Capabilities:
     attachments: Attachments
     answers: Answers
     memories: Memories
+    orders: Orders
 
     def register(
-        self, *, forms: Forms, counters: Counters, attachments: Attachments, answers: Answers, memories: Memories
+        self,
+        *,
+        forms: Forms,
+        counters: Counters,
+        attachments: Attachments,
+        answers: Answers,
+        memories: Memories,
+        orders: Orders,
     ) -> None:
         """Use these parts from now on."""
         self.forms, self.counters, self.attachments, self.answers, self.memories = forms, counters, attachments, answers, memories
+        self.orders = orders
 
     def __getattr__(self, name: str) -> NoReturn:
         if name in Capabilities.__annotations__:

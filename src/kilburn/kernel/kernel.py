@@ -34,6 +34,7 @@ from kilburn.errors import (
 from kilburn.event import STATE, Act, Data, Event, in_order, writable
 from kilburn.kernel.admission import pages_of, pins_on_arrival
 from kilburn.kernel.branches import Fork, Lineage
+from kilburn.kernel.capabilities import capabilities
 from kilburn.kernel.checkpoint import checkpoint_of
 from kilburn.kernel.contents import Contents
 from kilburn.kernel.folding import derived_page, pieces_of
@@ -437,7 +438,7 @@ class Kernel:
         pages, texts = pages_of(messages, self.window, self.counter, moment, cited)
         pinned = pins_on_arrival(pages, self.window, self.capacity)
         numbers = [page.id for page in pages]
-        user_texts = [(page, texts[page.digest]) for page in pages if page.role is Role.USER]
+        user_texts = [(page, texts[page.digest]) for page in pages if page.is_by_user]
         data: Data = self._orders_with(user_texts, pinned) if user_texts else {}
         data["to"] = {Place.IN: numbers}
         data["tokens"] = sum(page.tokens for page in pages)
@@ -454,7 +455,8 @@ class Kernel:
         """Return the standing orders, for the event that admits these pages; nothing if they do not change."""
         window = self.window
         excluded = {page for page in window.orders if window.at(page) in GONE} | window.pins | set(pinned)
-        orders = update_standing(user_texts, window.orders, window.pages, self.capacity, excluded, self.text)
+        new = [(page, text, capabilities.orders.find_orders(text)) for page, text in user_texts]
+        orders = update_standing(new, window.orders, window.pages, self.capacity, excluded, self.text)
         return {} if orders == window.orders else {"standing": packed(orders)}
 
     def _cited(self, citations: Iterable[tuple[int, int]]) -> dict[tuple[int, int], Page]:

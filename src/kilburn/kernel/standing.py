@@ -1,4 +1,4 @@
-"""Standing orders of a session: the sentences of the user that stay in the window, as `find_orders` recognizes them.
+"""Standing orders of a session: the sentences of the user that stay in the window, as `kilburn.selection.orders` recognizes them.
 
 Each message is judged once, when it is admitted. Orders have a budget of their own, an eighth of the window and a hundred
 messages. Within it the newest stays, and short ones stay before long ones, so a large new text displaces no order of a few
@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from kilburn.kernel.orders import find_orders
 from kilburn.page import Page, Span
 
 Standing = Mapping[int, tuple[Span, ...]]
@@ -33,14 +32,31 @@ FRAME = 24
 _COMMON = (
     "a an the to of in on at for and or but so do don t not no never always ever only please you must should shall may can could"
     " now again still from then is are be it s ok okay fine allowed longer use instead rather than i want rule note remember make"
-    " sure that my your this all any yet anymore more forward going"
+    " sure that my your this all any yet anymore more forward going forget ignore drop disregard order about"
+    " ab auf bitte darfst das dem den der die du ein eine immer jetzt kannst kein keine merk nicht nie niemals noch nun nur sie"
+    " sofort stets und von wieder ahora al de el en favor la las los nuevo nunca otra partir por puedes recuerda siempre un una"
+    " vez ya au aux désormais dorénavant du jamais l le les maintenant n ne nouveau pas peux plaît plus il te toujours tu à"
+    " adesso agora d ora il já mai não per pode podes poi più puoi sempre altijd het je mag meer niet nooit vanaf voortaan"
+    " weer больше в всегда можно на не никогда снова теперь"
 )
 _FUNCTION_WORDS = frozenset(_COMMON.split())
 """Words in which two orders about the same may differ."""
 
+_ENDING = re.compile(r"(?<=\w{3})(?:ing|ed|[aeio]r|re|ть|[aeiosnrй])+$")
+"""The endings of a word that vary between an order and its opposite: "borres" and "borrar"."""
+
+_LANGUAGE = re.compile(
+    r"(?:alem|allem|angl|chin|deut|dutch|engl|espa[gñn]|fran[cçz]|fren|germ|holl|ingl|ital|japan|neder|nieder|portu|russ|spani|tedes"
+    r"|англ|нем|рус|укр)\w*"
+)
+"""Names of languages. An order to write in another one replaces the earlier."""
+
+_UNSPACED = re.compile(r"[请記记住以后後再要别不从現现在起可了，。！？\s]+")
+"""The same words in Chinese."""
+
 
 def update_standing(
-    new: Sequence[tuple[Page, str]],
+    new: Sequence[tuple[Page, str, Sequence[Span]]],
     previous: Standing,
     pages: Mapping[int, Page],
     capacity: int,
@@ -50,17 +66,17 @@ def update_standing(
     """Return the orders that stay once these pages are admitted.
 
     Args:
-        new: the new pages, each with its text. previous: the orders so far. pages: those of the session.
+        new: pages of the user, each with its text and the orders that were recognized in it. previous: the orders so far. pages:
+            those of the session.
         free: pages that are pinned, or cannot stay any more.
         text_of: the text of any other page with orders.
     """
     unavailable = set(free)
     orders = {number: spans for number, spans in previous.items() if number not in unavailable}
     topics: dict[frozenset[str], tuple[int, Span]] = {}
-    for page, text in new:
-        if not page.is_by_user or page.id in unavailable:
+    for page, text, spans in new:
+        if page.id in unavailable:
             continue
-        spans = find_orders(text)
         if spans and not topics:
             topics = {_topic(text_of(number), span): (number, span) for number in orders for span in orders[number]}
         for span in spans:
@@ -71,7 +87,7 @@ def update_standing(
                 orders[number] = tuple([order for order in orders[number] if order != older])
             orders[page.id] = (*orders.get(page.id, ()), span)
             topics[topic] = page.id, span
-    added = {page.id: page for page, _ in new}
+    added = {page.id: page for page, _, _ in new}
     tokens = {number: (added.get(number) or pages[number]).tokens for number in orders}
     large = {number for number, spans in orders.items() if min(tokens[number], excerpt_tokens(spans)) > SMALL}
     room, chosen = capacity // SHARE, dict[int, tuple[Span, ...]]()
@@ -86,9 +102,12 @@ def update_standing(
 
 
 def _topic(text: str, span: Span) -> frozenset[str]:
-    """The words that say what an order is about, without endings; all words if no others are left."""
-    words = re.findall(r"\w+", text[slice(*span)].lower())
-    stems = {re.sub(r"(?<=\w{3})(?:ing|ed|e?s)$", "", word) for word in words if word not in _FUNCTION_WORDS}
+    """Return the words that say what an order is about, without endings; all words if no others are left."""
+    sentence = text[slice(*span)].lower()
+    words = re.findall(r"\w+", sentence)
+    stems = {"language" if _LANGUAGE.fullmatch(word) else _ENDING.sub("", word) for word in words if word not in _FUNCTION_WORDS}
+    if len(words) == 1 or not any(map(str.isascii, words)):
+        stems = {part for stem in stems for part in _UNSPACED.split(stem) if part}
     return frozenset(stems or words)
 
 

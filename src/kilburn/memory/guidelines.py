@@ -29,7 +29,6 @@ from kilburn.errors import Forgotten, SecretFound
 from kilburn.event import Act
 from kilburn.forgetting.erasure import Erasure
 from kilburn.kernel.drive import run
-from kilburn.kernel.orders import is_order
 from kilburn.kernel.session import Session
 from kilburn.kernel.store import Store
 from kilburn.memory import english
@@ -54,6 +53,7 @@ from kilburn.message import Kind, Message, Trust
 from kilburn.model import object_schema
 from kilburn.move import Add, Retire
 from kilburn.page import Page, Place
+from kilburn.selection.orders import is_order
 
 __all__ = ["Guidelines"]
 

@@ -14,7 +14,6 @@ from functools import partial
 from itertools import dropwhile, islice, pairwise, takewhile
 
 from kilburn.effect import Answer, Effect, Find, Hit
-from kilburn.kernel.orders import MAX_SENTENCE, own_sentences
 from kilburn.message import Kind, Role
 from kilburn.move import Bring, Evict, Move
 from kilburn.page import Page, Parts, Span
@@ -24,6 +23,7 @@ from kilburn.remembered import remembered
 from kilburn.retrieval import STOP
 from kilburn.selection.excerpts import focus_texts, mean_message_tokens, shown_texts
 from kilburn.selection.identifiers import identifiers
+from kilburn.selection.orders import MAX_SENTENCE, own_sentences
 from kilburn.selection.passages import comparable_lines, count_words, word_runs
 from kilburn.selection.selection import HEADING, MARK, PagePassage, joined, new_share, page_candidates
 from kilburn.selection.signs import Sign, classify_line

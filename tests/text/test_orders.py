@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kilburn.kernel.orders import find_orders
+import kilburn
+from kilburn.selection.orders import find_orders
 
 # Wordings of many kinds. They served to improve the patterns, so the shares here are no estimate for others.
 ORDERS = [
@@ -137,3 +138,26 @@ def test_most_wordings_of_orders_are_recognized_and_hardly_anything_else() -> No
 def test_orders_in_other_languages(orders: tuple[str, str], statement: str) -> None:
     assert all(map(find_orders, orders))
     assert not find_orders(statement)
+
+
+@pytest.mark.parametrize(
+    ("older", "newer"),
+    [
+        ("Always answer in French.", "From now on always answer in German."),
+        ("Never push to main.", "Forget the rule about pushing to main."),
+        ("Always use tabs.", "From now on never use tabs."),
+        ("Antworte immer auf Englisch.", "Bitte antworte immer auf Englisch."),
+        ("Ändere nie die Datei config.yml.", "Du darfst die Datei config.yml ab jetzt ändern."),
+        ("Ne touche jamais au dossier archives.", "Tu peux de nouveau toucher au dossier archives."),
+        ("Nunca borres los registros.", "Ahora ya puedes borrar los registros."),
+        ("Никогда не трогай папку архив.", "Теперь можно трогать папку архив."),
+        ("以后不要再问我版本号。", "记住，以后不要再问我版本号。"),
+    ],
+)
+def test_the_newest_order_about_the_same_replaces_the_older(older: str, newer: str) -> None:
+    with kilburn.open(":memory:", window=4000, tokenizer="chars/4") as store:
+        session = store.session("work")
+        for text in ("Hello.", older, "Never delete comments.", newer):
+            session.append({"role": "user", "content": text}, {"role": "assistant", "content": "Noted."})
+        messages = [str(session.recall(f"p{page}")) for page in session.window.orders]
+    assert messages == ["Never delete comments.", newer]
