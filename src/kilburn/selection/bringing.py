@@ -39,7 +39,7 @@ BRIEF, SHORT = 12, 80
 """Words of a message that is taken as a question without its mark, and of an agent's plan that is searched for by its words; of
 one that a person typed, at most."""
 
-QUESTION_SHARE = 0.35
+QUESTION_SHARE = 0.2
 """Share of the best score that a passage needs where somebody asks."""
 
 OTHER_SHARE, MIN_CONFIDENCE, MIN_WORDS = 0.8, 0.8, 3
