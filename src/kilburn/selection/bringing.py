@@ -39,11 +39,14 @@ BRIEF, SHORT = 12, 80
 """Words of a message that is taken as a question without its mark, and of an agent's plan that is searched for by its words; of
 one that a person typed, at most."""
 
-QUESTION_SHARE = 0.2
-"""Share of the best score that a passage needs where somebody asks."""
+QUESTION_SHARE, LESS_SHARE = 0.3, 0.1
+"""Share of the best score that a passage needs where somebody asks, and what is taken off in a large window."""
 
 OTHER_SHARE, MIN_CONFIDENCE, MIN_WORDS = 0.8, 0.8, 3
 """The same where nobody does; how likely an answer must be then, and words that must be searched for."""
+
+SMALL = 4000
+"""Tokens of a window that is not large; one of twice as many is."""
 
 WHOLE, GRAIN, MATCH = 800, 300, 0.5
 """Characters of a page that is brought whole; of a passage of a longer one, at most; share of what the
@@ -92,6 +95,11 @@ _QUOTED = re.compile(r"""\\"([^"\\]{4,80})\\"|'([^'\\]{4,80})'""")
 """Text that the arguments of a call quote, such as the pattern of a search."""
 
 _ENDS = re.compile(r"(?<=[.!?])\s+|(?<=[。！？؟])|\n")
+
+
+def largeness(capacity: int) -> float:
+    """0 for a window of 4,000 tokens or less, 1 for one of 8,000 or more, and between them what lies between."""
+    return min(1.0, max(0.0, capacity / SMALL - 1))
 
 
 def removable_copies(view: View) -> list[Page]:
@@ -196,7 +204,9 @@ def passages_asked(
         return chosen
     texts = _texts_beside(view, [], stays, excerpt)
     lines: set[str] = set().union(*map(comparable_lines, texts))
-    min_score = answer.hits[0].score * (QUESTION_SHARE if is_question else OTHER_SHARE)
+    min_score = answer.hits[0].score * (
+        QUESTION_SHARE - LESS_SHARE * largeness(view.budget.capacity) if is_question else OTHER_SHARE
+    )
     hits = takewhile(lambda hit: hit.score >= min_score, answer.hits)
     pages = {passage.page for passage in chosen}
     names = words & {name.lower() for name in _CODE.findall(query)}

@@ -64,7 +64,7 @@ class Blend:
     def rank(self, query: Query, candidates: Sequence[Candidate]) -> list[Scored]:
         """Return all candidates, best first; of equals, the newer one."""
         best = max([candidate.words for candidate in candidates], default=0.0) or 1.0
-        by_words = all([candidate.meaning is None for candidate in candidates])
+        by_words = all(candidate.meaning is None for candidate in candidates)
         power, following, near_weight = (WORDS_POWER, FOLLOWING, WORDS_NEAR * self.near) if by_words else (1, 1.0, self.near)
         matches: list[tuple[float, float]] = []
         # Of each segment whose pages have neighbours, what each page has itself.
