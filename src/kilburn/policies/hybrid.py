@@ -18,7 +18,8 @@ from typing import ClassVar
 from kilburn.policies.parameters import check_tokens
 from kilburn.policy import Acts, Plan, View
 from kilburn.prices import PRICES
-from kilburn.selection.keeping import UNCACHED, WindowShape, keep, largeness, max_copy_tokens, middleness, min_window_tokens
+from kilburn.selection.bringing import largeness
+from kilburn.selection.keeping import UNCACHED, WindowShape, keep, max_copy_tokens, middleness, min_window_tokens
 
 SPARE_SHARE, EXTRA_SPARE_SHARE = 0.1, 0.1
 """Share of the window that an edit leaves free, for the next messages and for what is brought; what is added in a large one."""

@@ -26,7 +26,7 @@ from kilburn.selection.identifiers import identifiers
 from kilburn.selection.orders import MAX_SENTENCE, own_sentences
 from kilburn.selection.passages import comparable_lines, count_words, word_runs
 from kilburn.selection.selection import HEADING, MARK, PagePassage, joined, new_share, page_candidates
-from kilburn.selection.signs import Sign, classify_line
+from kilburn.selection.signs import Sign, classify_line, sign_of_prose
 
 HITS = 100
 """Passages that the search is asked for, at most."""
@@ -39,11 +39,14 @@ BRIEF, SHORT = 12, 80
 """Words of a message that is taken as a question without its mark, and of an agent's plan that is searched for by its words; of
 one that a person typed, at most."""
 
-QUESTION_SHARE = 0.35
-"""Share of the best score that a passage needs where somebody asks."""
+QUESTION_SHARE, LESS_SHARE = 0.3, 0.1
+"""Share of the best score that a passage needs where somebody asks, and what is taken off in a large window."""
 
 OTHER_SHARE, MIN_CONFIDENCE, MIN_WORDS = 0.8, 0.8, 3
 """The same where nobody does; how likely an answer must be then, and words that must be searched for."""
+
+SMALL = 4000
+"""Tokens of a window that is not large; one of twice as many is."""
 
 WHOLE, GRAIN, MATCH = 800, 300, 0.5
 """Characters of a page that is brought whole; of a passage of a longer one, at most; share of what the
@@ -52,9 +55,9 @@ asked words of the best one beside it are worth that it needs, each word by how 
 NEW = 0.5
 """Share of a passage that the window must not show yet."""
 
-NAMED_TOKENS, MAX_NAMES, NAME_HITS = 300, 6, 20
+NAMED_TOKENS, MAX_NAMES, MAX_WORDS, NAME_HITS = 300, 6, 12, 20
 """Where an agent is at work: tokens of the passages that explain the names of its newest step, at most; names, above which it
-writes something new and none is looked for; hits that the search is asked for."""
+writes something new and none is looked for; other words, above which these are not; hits that the search is asked for."""
 
 REMINDER_TOKENS, USER_HITS, RARE, CALL_WORDS = 120, 12, 2, 40
 """Where an agent is at work: tokens of what the user said about the same as its newest step, at most; passages in which that is
@@ -88,7 +91,15 @@ _DEFINES = re.compile(r"\b(?:class|def|enum|fn|func|function|interface|struct|tr
 _ESCAPE = re.compile(r"\\[nrt]|\"\w+\"\s*:")
 """White space in the arguments of a call, and their keys."""
 
+_QUOTED = re.compile(r"""\\"([^"\\]{4,80})\\"|'([^'\\]{4,80})'""")
+"""Text that the arguments of a call quote, such as the pattern of a search."""
+
 _ENDS = re.compile(r"(?<=[.!?])\s+|(?<=[。！？؟])|\n")
+
+
+def largeness(capacity: int) -> float:
+    """0 for a window of 4,000 tokens or less, 1 for one of 8,000 or more, and between them what lies between."""
+    return min(1.0, max(0.0, capacity / SMALL - 1))
 
 
 def removable_copies(view: View) -> list[Page]:
@@ -204,7 +215,9 @@ def passages_asked(
         return chosen
     texts = _texts_beside(view, [], stays, excerpt)
     lines: set[str] = set().union(*map(comparable_lines, texts))
-    min_score = answer.hits[0].score * (QUESTION_SHARE if is_question else OTHER_SHARE)
+    min_score = answer.hits[0].score * (
+        QUESTION_SHARE - LESS_SHARE * largeness(view.budget.capacity) if is_question else OTHER_SHARE
+    )
     hits = takewhile(lambda hit: hit.score >= min_score, answer.hits)
     pages = {passage.page for passage in chosen}
     names = words & {name.lower() for name in _CODE.findall(query)}
@@ -276,7 +289,8 @@ def _passages_named(
     view: View, room: int, staying: Sequence[Page], excerpt: Parts
 ) -> Generator[Effect, Answer, list[PagePassage] | None]:
     """Search for the names that the agent's newest step mentions. Each gets one passage: the one that defines it or, if nothing
-    else in the window has the name, one that has it. None if there is no such name.
+    else in the window has the name, one that has it. None if there is no such name. A plain word that a call quotes or an error
+    has gets those that have it, if they are few.
 
     Args:
         room: tokens that the passages may take as one copy.
@@ -284,28 +298,36 @@ def _passages_named(
         excerpt: what an excerpt of the same plan keeps.
     """
     step = _newest_step(view)
-    names = _names_in(view, step)
+    names, words = _names_in(view, step)
     room -= view.count(HEADING)
-    if not names or room <= 2 * view.handle:
+    if not (names or words) or room <= 2 * view.handle:
         return None
     texts = _texts_beside(view, step, staying, excerpt)
     hidden = names.difference(*map(word_runs, texts))
     missing = hidden | names.difference(*map(_defined_names, texts))
-    if not missing or len(missing) > MAX_NAMES:
+    if len(words) > MAX_WORDS:
+        words = set()
+    if not (missing or words) or len(missing) > MAX_NAMES:
         return None
     shown_ids = frozenset([page.id for page in staying if page.id > 0])
-    answer = yield Find(query=" ".join(sorted(missing)), limit=NAME_HITS, tokens=4 * room, shown=shown_ids, by_words=True)
-    candidates = [
-        (passage, _defined_names(passage.text[passage.passage.start : passage.passage.end]))
-        for passage in _passages(view, answer.hits, missing, missing, WHOLE)
-    ]
+    sought = missing | words
+    answer = yield Find(query=" ".join(sorted(sought)), limit=NAME_HITS, tokens=4 * room, shown=shown_ids, by_words=True)
+    candidates: list[tuple[PagePassage, frozenset[str]]] = []
+    for passage in _passages(view, answer.hits, sought, missing, WHOLE):
+        content = passage.text[passage.passage.start : passage.passage.end]
+        if not any(content in text for text in texts):
+            candidates.append((passage, _defined_names(content)))
+    times = Counter(word for passage, _ in candidates for word in words & passage.passage.words.keys())
+    rare = {word for word in words if times[word] <= RARE}
     candidates.sort(key=lambda candidate: candidate[1].isdisjoint(missing))
     chosen: list[PagePassage] = []
     pages: set[int] = set()
     for passage, definitions in candidates:
         explained = missing & passage.passage.words.keys() & (hidden | definitions)
         cost = _cost(view, passage, pages)
-        if explained and cost <= room:
+        shared = rare & passage.passage.words.keys()
+        if (explained or shared) and cost <= room:
+            rare -= set() if explained else shared
             room -= cost
             pages.add(passage.page)
             chosen.append(passage)
@@ -332,16 +354,26 @@ def _newest_step(view: View) -> list[Page]:
     return step
 
 
-def _names_in(view: View, step: Sequence[Page]) -> set[str]:
-    """Return the names of a program that the agent wrote, and those in the errors that came back, in lower case."""
-    names: set[str] = set()
+def _names_in(view: View, step: Sequence[Page]) -> tuple[set[str], set[str]]:
+    """Return the names of a program that the agent wrote, and those in the errors that came back, in lower case; and the other
+    words of these errors, of what its calls quote, and of what it says is still to be done."""
+    names, words = set[str](), set[str]()
     for page in step:
         text = view.text(page.id)[-STEP_CHARS:]
         if page.role is not Role.ASSISTANT:
-            text = "\n".join([line for line in text.split("\n") if classify_line(line) in ERRORS])
+            signs = [(line, classify_line(line)) for line in text.split("\n")]
+            text = "\n".join([line for line, sign in signs if sign in ERRORS])
+            subjects = [line for line, sign in signs if sign is Sign.ERROR]
+        elif page.kind is Kind.CALL:
+            subjects = [double or single for double, single in _QUOTED.findall(text)]
+        else:
+            subjects = [line for line in text.split("\n") if sign_of_prose(line) is Sign.TASK]
+        words.update(word_runs("\n".join(subjects)))
         mentions = [mention.text for mention in identifiers(_ESCAPE.sub(" ", text)) if mention.kind in NAME_KINDS]
         names.update([re.split(r"[.:]+", mention)[-1].lower() for mention in mentions])
-    return {name for name in names if len(name) >= MIN_NAME_CHARS}
+    words = {word for word in words if len(word) > MIN_NAME_CHARS and word.isalpha()} - STOP
+    names = {name for name in names if len(name) >= MIN_NAME_CHARS}
+    return names, words - names
 
 
 @remembered(lambda names: 90 * len(names))

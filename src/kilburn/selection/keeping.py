@@ -25,6 +25,7 @@ from kilburn.selection.bringing import (
     fitting,
     is_chat,
     is_due,
+    largeness,
     leaves,
     passages_asked,
     removable_copies,
@@ -62,8 +63,8 @@ UNCACHED = 1200
 """Tokens of a window up to which the beginning is worth little: the providers cache none of less than 1,024 tokens. There
 `hybrid` leaves less free at an edit and remakes the excerpts sooner, and no room is held for questions."""
 
-FILL, SMALL = 0.68, 4000
-"""Share of a window of twice `SMALL` tokens or more that an edit leaves filled, at least; of `SMALL` tokens, none."""
+FILL = 0.68
+"""Share of a window of 8,000 tokens or more that an edit leaves filled, at least; of one of 4,000 tokens, none."""
 
 
 COLD = 0.75
@@ -147,11 +148,6 @@ def max_copy_tokens(capacity: int) -> int:
 def middleness(capacity: int) -> float:
     """0 for a window of 2,000 tokens or less, 1 for one of 4,000 or more, and between them what lies between."""
     return largeness(2 * capacity)
-
-
-def largeness(capacity: int) -> float:
-    """0 for a window of 4,000 tokens or less, 1 for one of 8,000 or more, and between them what lies between."""
-    return min(1.0, max(0.0, capacity / SMALL - 1))
 
 
 def min_window_tokens(capacity: int) -> int:
