@@ -72,10 +72,10 @@ def move(where: StorePlace, older: str = "30d", min_tokens: Annotated[int, Optio
         began = time.process_time()
         result = cool(store, rule, dry=dry)
         spent = time.process_time() - began
-    moved = f"moved: {many(result.texts, 'text')}, {many(result.bytes, 'byte')}"
+    summary = f"moved: {many(result.texts, 'text')}, {many(result.bytes, 'byte')}"
     where.show(
         {"dry": dry, "texts": result.texts, "bytes": None if dry else result.bytes, "seconds": round(spent, 3)},
-        f"would move: {many(result.texts, 'text')} at most" if dry else moved,
+        f"would move: {many(result.texts, 'text')} at most" if dry else summary,
     )
     if not (result.texts or dry or where.json):
         say(f"newer texts stay, and so do texts of fewer than {min_tokens} tokens, or of 200 bytes compressed")
