@@ -49,24 +49,19 @@ class Cost:
             capacity.
         tail: tokens of newest pages, before what the agent has not read, that stay whole, and are read again at each
             edit; None for none.
-        core: tokens of important pages ("remember this") that stay whole; None for a quarter of the capacity.
-        whole: tokens up to which the latest message stays whole, and to which it is excerpted beyond;
-            None for half of the capacity.
     """
 
     prices: str | Prices = "hosted"
     miss: float = 900.0
     trigger: int | None = None
     tail: int | None = None
-    core: int | None = None
-    whole: int | None = None
 
     def __post_init__(self) -> None:
         if not self._table().input > 0:
             raise ValueError(f"prices={self.prices!r} has no price of input: nothing can be weighed against it")
         if not self.miss > 0:
             raise ValueError(f"miss={self.miss} must be above 0")
-        check_tokens(trigger=self.trigger, tail=self.tail, core=self.core, whole=self.whole)
+        check_tokens(trigger=self.trigger, tail=self.tail)
 
     @property
     def acts(self) -> Acts:
@@ -79,8 +74,7 @@ class Cost:
         shape = WindowShape(
             capacity=capacity,
             tail=self.tail or 0,
-            core=capacity // 4 if self.core is None else self.core,
-            whole=capacity // 2 if self.whole is None else self.whole,
+            whole=capacity // 2,
             spare=capacity // 8,
             copy=max_copy_tokens(capacity),
         )

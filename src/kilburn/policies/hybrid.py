@@ -43,20 +43,15 @@ class Hybrid:
         low: tokens in the window after an edit; None leaves a tenth of a small window free, and a fifth of one of
             8,000 or more.
         tail: tokens of newest pages, before what the agent has not read, that stay whole; None for none.
-        core: tokens of important pages ("remember this") that stay whole; None for a quarter of the capacity.
-        whole: tokens up to which the latest message stays whole, and to which it is excerpted beyond;
-            None for a quarter of the capacity, a third of one of 4,000.
     """
 
     low: int | None = None
     tail: int | None = None
-    core: int | None = None
-    whole: int | None = None
 
     acts: ClassVar[Acts] = Acts.FOLDED
 
     def __post_init__(self) -> None:
-        check_tokens(low=self.low, tail=self.tail, core=self.core, whole=self.whole)
+        check_tokens(low=self.low, tail=self.tail)
 
     def plan(self, view: View) -> Plan:
         """Edit the front of the window if it is full, and bring passages relevant to the newest request."""
@@ -75,8 +70,7 @@ class Hybrid:
         shape = WindowShape(
             capacity=capacity,
             tail=self.tail or 0,
-            core=capacity // 4 if self.core is None else self.core,
-            whole=int(whole * capacity) if self.whole is None else self.whole,
+            whole=int(whole * capacity),
             spare=int(spare * capacity) if self.low is None else max(0, capacity - self.low),
             added=int(added * capacity),
             excerpts=int(excerpts * capacity),

@@ -79,7 +79,6 @@ class WindowShape:
     Args:
         capacity: from which on it is full.
         tail: of the newest pages, before what the agent has not read, that stay whole.
-        core: of important pages that stay whole.
         whole: of the latest message, up to which it stays whole.
         spare: that an edit leaves free.
         added, excerpts, remade: maximum tokens of one excerpt; of all excerpts before they are remade; of the remade one.
@@ -89,7 +88,6 @@ class WindowShape:
 
     capacity: int
     tail: int
-    core: int
     whole: int
     spare: int
     copy: int
@@ -220,7 +218,7 @@ def _edit(view: View, shape: WindowShape, economy: Callable[[Sequence[Page]], Ec
     capacity = shape.capacity
     third = capacity // 3
     tail = min(unread(view, third, int(third * middleness(capacity))), max(shape.whole, capacity // 2)) + shape.tail
-    leaving = old_pages(view, tail, shape.core)
+    leaving = old_pages(view, tail, capacity // 4)
     latest, saved = shorten_latest(view, shape.whole)
     use = view.use - saved - sum([page.tokens for page in removable_copies(view)])
     if not leaving:
