@@ -33,7 +33,7 @@ def spent(work: Callable[[], object]) -> float:
 
 def fill(store: Store, facts: int) -> list[str]:
     """Write facts of about 80 characters; returns questions, each with three words of one of them."""
-    chance, memory = random.Random(0), store.memory("ana")
+    chance, memory = random.Random(0), store.memory("ana").collection
     said = [f"Fact {at}: {' '.join(text.split())}" for at, text in enumerate(islice(texts(80), facts))]
     for at in range(0, facts, BATCH):
         memory.apply(*(Add(text=text) for text in said[at : at + BATCH]))

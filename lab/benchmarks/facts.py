@@ -59,13 +59,13 @@ def measure(pages: int, size: int, tokenizer: str) -> list[Row]:
         path = str(Path(folder) / "facts.db")
         with kilburn.open(path, tokenizer=tokenizer) as store:
             store.session("s").append({"role": "user", "content": "I am Ana."})
-            memory = store.memory()
+            memory, collection = store.memory(), store.memory().collection
             with watch.timed():
                 for at in range(0, pages, size):
-                    memory.apply(*made[at : at + size], policy="facts")
+                    collection.apply(*made[at : at + size], policy="facts")
             row(f"Collection.apply, {size} facts a call", pages)
-            kept = list(memory.pages(history=True))
-            events = list(memory.ledger.events())
+            kept = list(collection.pages(history=True))
+            events = list(collection.ledger.events())
         with Sqlite(str(Path(folder) / "bare.db")) as bare:
             number = bare.segment("s", time=0.0).number  # type: ignore[union-attr]
             with watch.timed():
@@ -79,14 +79,14 @@ def measure(pages: int, size: int, tokenizer: str) -> list[Row]:
             row(f"store.commit, {size} pages a call", pages)
         with watch.timed():
             store = kilburn.open(path, tokenizer=tokenizer)
-            memory = store.memory()
-            memory.contents.resolve("f1")
+            memory, collection = store.memory(), store.memory().collection
+            collection.contents.resolve("f1")
         row("open the full memory, and find a page")
         with watch.timed():
-            memory.add("Ana likes tea.")
+            collection.add("Ana likes tea.")
         row("add one fact")
         with watch.timed():
-            memory.apply(Add(text="Ana likes coffee."), Retire((1,), refers=0))
+            collection.apply(Add(text="Ana likes coffee."), Retire((1,), refers=0))
         row("update one fact")
         with watch.timed():
             memory.recall(f"f{pages // 2}")

@@ -67,7 +67,7 @@ def profile(most: int) -> list[Row]:
                 own[name] = min(own.get(name, 10**9), int(match[1]))
                 cumulative[name] = min(cumulative.get(name, 10**9), int(match[2]))
     worst = sorted(own, key=lambda name: -own[name])[:most]
-    total = cumulative["kilburn"] + cumulative["kilburn.opening"]
+    total = sum(own.values())
     return [
         {
             "module": name,
