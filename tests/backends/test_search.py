@@ -11,15 +11,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import apsw
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from effort import rounds
-from kilburn.backends.passages import SIZE, TOKENIZER, add_name_parts, passages
+from kilburn.backend import Batch
+from kilburn.backends.passages import BY_USER, SIZE, TOKENIZER, add_name_parts, passages
 from kilburn.backends.ranked import CLASS_LENGTH, K1, MAX_TERMS, RARE_PER_HIT, ROWS, B, length_class
 from kilburn.backends.sqlite import Sqlite
 from kilburn.backends.upkeep import inspect_store
+from kilburn.message import Role
 from kilburn.testing.stores import batch_of
 
 ANY = st.text(st.characters(exclude_categories=["Cs"]))
@@ -107,6 +110,25 @@ def test_the_newest_with_every_word_are_found_however_many_have_one_of_them() ->
         )
         assert [[hit.page for hit in hits] for hits in found] == [[101, 1], [101, 100, 99], [101, 1], [], []]
         assert backend.words.newest(7, [("Ana", "")]) == [[]]
+
+
+def test_a_search_of_the_user_reads_no_other_passages_however_many_there_are() -> None:
+    with Sqlite(":memory:") as backend:
+        info = backend.segment("s", time=1.0)
+        assert info is not None
+        texts = {1: "the harbour is closed"} | dict.fromkeys(range(2, ROWS), "harbour report") | {ROWS: f"{BY_USER} harbour"}
+        batch = batch_of(0, texts)
+        batch.pages = [msgspec.structs.replace(page, role=Role.USER if page.id == 1 else Role.TOOL) for page in batch.pages]
+        backend.commit(info.number, batch)
+        search = backend.words.search
+        assert [hit.page for hit in search("harbour", by_user=True)] == [1]
+        assert [hit.page for hit in search("harbour", segments=[info.number], limit=9, by_user=True)] == [1]
+        # A text cannot pretend to be the user's.
+        assert search(BY_USER) == search(f"report {BY_USER}", by_user=True) == []
+        assert inspect_store(backend) == []
+        backend.commit(info.number, Batch(head=backend.segments()[0].head, erase=[1]))
+        assert search("harbour", by_user=True) == []
+        assert inspect_store(backend) == []
 
 
 def test_stop_words_count_only_where_there_is_nothing_else() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from kilburn.backends.postgres.postings import AHEAD, BLOCK, Postings
 from kilburn.backends.postgres.store import Postgres
 from kilburn.backends.ranked import ROWS, Extents
 from kilburn.backends.sqlite import Sqlite
+from kilburn.message import Role
 from kilburn.testing.stores import batch_of, start
 
 WORDS = [
@@ -43,7 +45,10 @@ def fill(backend: Backend, sessions: list[list[str]]) -> list[int]:
     for at, texts in enumerate(sessions):
         number = start(backend, f"session {at}")
         for head, text in enumerate(texts):
-            backend.commit(number, batch_of(head, {head + 1: text}))
+            batch = batch_of(head, {head + 1: text})
+            role = Role.TOOL if head % 3 else Role.USER
+            batch.pages = [msgspec.structs.replace(page, role=role) for page in batch.pages]
+            backend.commit(number, batch)
         numbers.append(number)
     return numbers
 
@@ -64,6 +69,9 @@ def test_both_find_the_same(shared_url: str, sessions: list[list[str]], queries:
                 backend.commit(numbers[0], Batch(head=len(sessions[0]), erase=[1]))
         for query in queries:
             assert database.words.search(query, limit=limit) == file.words.search(query, limit=limit)
+            by_user = database.words.search(query, segments=numbers, limit=limit, by_user=True)
+            assert by_user == file.words.search(query, segments=numbers, limit=limit, by_user=True)
+            assert all(hit.page % 3 == 1 for hit in by_user)
             assert database.words.search(query, segments=numbers[::2], limit=limit) == file.words.search(
                 query, segments=numbers[::2], limit=limit
             )

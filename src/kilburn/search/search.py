@@ -56,7 +56,7 @@ USER_DEPTH = 24
 MAX_WORD_HITS = 4000
 """Passages of the arm of words from which on it looks for no further ones."""
 
-BESIDE = 20
+BESIDE = 24
 """Candidates whose neighbours are candidates too, at least; more for a larger budget."""
 
 ALONE = (SegmentKind.MEMORY, SegmentKind.NOTES)
