@@ -221,30 +221,42 @@ VIEW = "[File: src/relay.py]\n" + "\n".join(
     [f"{line}:    counter_{line} = {line}" for line in range(40, 60)] + ["60:def open_relay_port(address, backlog=128):"]
 )
 
+DEFINITION = "60:def open_relay_port(address, backlog=128):"
+NOTE = "The data of gilefezi lies in /srv/a7."
+ERROR = 'File "src/relay.py", line 9, in open_relay_port\nTypeError: a backlog is missing'
+DEFINED = [
+    ("The call of open_relay_port must get a backlog.", "ls", "src"),
+    ("Next.", "grep -n open_relay_port src/relay.py", "grep: not found"),
+    ("Next.", "python main.py", ERROR),
+]
+NOTED = [
+    ("I still have to find out where gilefezi keeps it.", "ls", "src"),
+    ("Next.", 'grep -n "gilefezi" -r .', "grep: not found"),
+    ("Next.", "python main.py", "TypeError: bad operand: gilefezi"),
+]
 
-@pytest.mark.parametrize("policy", POLICIES)
+
 @pytest.mark.parametrize(
-    ("said", "command", "output"),
+    ("policy", "fact", "said", "command", "output"),
     [
-        ("The call of open_relay_port must get a backlog.", "ls", "src"),
-        ("Next.", "grep -n open_relay_port src/relay.py", "grep: not found"),
-        ("Next.", "python main.py", 'File "src/relay.py", line 9, in open_relay_port\nTypeError: a backlog is missing'),
+        *[(policy, DEFINITION, *step) for policy in POLICIES for step in DEFINED],
+        *[("hybrid", NOTE, *step) for step in NOTED],  # the excerpt of `cost` has the note
     ],
 )
-def test_a_plan_a_call_or_an_error_brings_the_line_that_defines_what_it_names(
-    policy: str, said: str, command: str, output: str
+def test_a_plan_a_call_or_an_error_brings_the_line_that_defines_or_has_what_it_names(
+    policy: str, fact: str, said: str, command: str, output: str
 ) -> None:
     session = kilburn.open(":memory:", window=4000, policy=policy, tokenizer="chars/4").session("a")
     session.append({"role": "user", "content": "Please go on with the work. " * 40})
-    answers = [VIEW, *[listing for _, listing in talk(120)]]
+    answers = [VIEW, NOTE, *[listing for _, listing in talk(120)]]
     for turn, listing in enumerate([*answers, output]):
         is_last = turn == len(answers)
         arguments = json.dumps({"command": command if is_last else "look"})
         call = {"id": f"c{turn}", "type": "function", "function": {"name": "shell", "arguments": arguments}}
-        assert not is_last or "60:def open_relay_port" not in str(texts(session))
+        assert not is_last or fact not in str(texts(session))
         session.append({"role": "assistant", "content": said if is_last else "Next.", "tool_calls": [call]})
         session.append({"role": "tool", "tool_call_id": f"c{turn}", "content": listing})
-    assert "60:def open_relay_port(address, backlog=128):" in str(texts(session)[:-1])
+    assert fact in str(texts(session)[:-1])
     check_laws(session)
 
 
