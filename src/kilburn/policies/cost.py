@@ -18,9 +18,9 @@ from kilburn.page import Page
 from kilburn.policies.parameters import check_tokens
 from kilburn.policy import Acts, Plan, View
 from kilburn.prices import Prices, find_prices
-from kilburn.selection.bringing import is_chat
+from kilburn.selection.bringing import is_chat, largeness
 from kilburn.selection.excerpts import mean_message_tokens
-from kilburn.selection.keeping import Economy, WindowShape, keep, largeness, max_copy_tokens
+from kilburn.selection.keeping import Economy, WindowShape, keep, max_copy_tokens
 
 __all__ = ["Cost"]
 
