@@ -19,9 +19,9 @@ from kilburn.search.dates import closeness, times_in
 TURNS = ((1, 1.0), (2, 0.7), (3, 0.5), (4, 0.3))
 """How far away a neighbour is, and how much it counts."""
 
-FOLLOWING, WORDS_POWER, WORDS_NEAR = 0.6, 2, 1.5
+FOLLOWING, WORDS_POWER, WORDS_NEAR = 0.6, 1.5, 1.5
 """Where no candidate has a vector: weight of a neighbour after a page, beside one before it, because an answer follows its
-question; the power of the words' share; and how much more the neighbours count. Chosen on three conversations of LoCoMo."""
+question; the power of the words' share; and how much more the neighbours count. Chosen on conversations of LoCoMo."""
 
 SHORT = 100
 """Tokens of a page whose length does not matter."""
@@ -34,7 +34,7 @@ class Blend:
     """The default ranking. A weight of 0 switches a term off.
 
     Args:
-        words: BM25, divided by that of the best candidate; squared where no candidate has a vector.
+        words: BM25, divided by that of the best candidate; to the power 1.5 where no candidate has a vector.
         meaning: cosine to the query.
         near: the better neighbour before or after, and less of those further away.
         session: the best page of the same session or document.
