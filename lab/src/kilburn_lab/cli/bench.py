@@ -23,10 +23,10 @@ def group() -> None:
     """Measure how fast the parts are on this machine."""
 
 
-GATEWAY = """Measure the gateway: first byte, processor time, requests a second, memory, many streams, new conversations.
+GATEWAY = """Measure the gateway: first byte, processor time, requests per second, memory, many streams, new conversations.
 
-A stub on this machine answers. Beside Kilburn: no proxy, a proxy that only passes on, and other systems where you name a
-Python that has them.
+A stub on this machine answers. Kilburn is compared with no proxy, with a proxy that only forwards, and with other systems for
+which you name a Python that has them installed.
 
 Examples:
 
@@ -37,11 +37,11 @@ Examples:
 
 
 def _load(*, over: Sequence[str] | None, progress: Progress, **options: Any) -> LoadReport:
-    """Put a load on gateways over one store, kill them meanwhile, and count what is lost, doubled or wrong.
+    """Put a load on gateways over one store, kill them meanwhile, and count lost, doubled and wrong messages.
 
-    Clients in three wire forms, streaming and not, go round the gateways. They ask again as the official SDKs do; some hang up
-    in the middle of an answer. A stub answers, and each of its answers can be checked. In the end the store is read and compared
-    with what the clients were told. Something lost, doubled or wrong ends the command with status 1.
+    Clients in three wire forms, streaming and not, take the gateways in turn. They retry as the official SDKs do; some disconnect
+    in the middle of a reply. A stub replies, and each of its replies can be verified. At the end the store is compared with the
+    replies that the clients received. The exit status is 1 if a message is lost, doubled or wrong.
 
     Examples:
 

@@ -147,15 +147,15 @@ def verb(
     worth: str = "",
     **options: Option,
 ) -> None:
-    """Make a verb that measures, prints the report, and writes its rows to a file on request.
+    """Return a command that measures, prints the report, and writes its rows to a file on request.
 
     Args:
-        name: of the verb. measure: gets the options as arguments, `progress`, and `force` if it writes.
-        words: what `--help` says.
-        like: what gets the options for which the measure has no argument of that name.
-        worth: the field of the rows that a picture compares with the cost. If given, `PRICED` are options too, and the measure
-            gets `rates` for them.
-        options: by the measure's argument.
+        name: the name of the command. measure: called with the options, `progress`, and `force` if it writes.
+        words: the help text.
+        like: the function that takes the options for which `measure` has no argument.
+        worth: the field of the rows that a picture plots against the cost. If given, the command also has the options `PRICED`,
+            and `measure` is called with `rates`.
+        options: by the argument of `measure`.
     """
     options |= PRICED if worth else {}
     known = {**signature(like or measure, eval_str=True).parameters, **signature(measure, eval_str=True).parameters}
