@@ -38,7 +38,7 @@ BRIEF, SHORT = 12, 80
 """Words of a message that is taken as a question without its mark, and of an agent's plan that is searched for by its words; of
 one that a person typed, at most."""
 
-QUESTION_SHARE, LESS_SHARE = 0.3, 0.1
+QUESTION_SHARE, LESS_SHARE = 0.4, 0.2
 """Minimum share of the best score for a passage after a question, and the reduction of this share in a large window."""
 
 OTHER_SHARE, MIN_CONFIDENCE, MIN_WORDS = 0.8, 0.8, 3
