@@ -138,7 +138,7 @@ class DurableBackend(ABC):
 
     @abstractmethod
     def _wipe_erased(self, *, strict: bool) -> None:
-        """Remove the bytes of erased rows, if there may be any and this is the moment for it; see `erasing`."""
+        """Wipe the bytes of erased rows, unless there are none or an `erasing` block defers it."""
 
 
 class IndexView(Protocol):

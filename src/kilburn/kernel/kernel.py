@@ -195,13 +195,13 @@ class Kernel:
         by_words: bool = False,
         by_user: bool = False,
     ) -> Searcher:
-        """A search of this session, in the state that it has in memory, with what it inherited, and of its branches.
+        """Return a searcher over this session's state in memory, the pages that it inherited, and its branches.
 
         Args:
-            alone: only of what is given as branches, in the state that the store has.
-            is_shown: whether a page counts as shown; None for those that stand in the window whole.
-            by_words: whether it searches by words alone.
-            by_user: whether it searches only what the user said, by words alone.
+            alone: search only `branches`, in the state of the store.
+            is_shown: returns whether the prompt shows a page; None for the pages that are whole in the window.
+            by_words: search by words only.
+            by_user: search only the user's messages, by words only.
         """
         vectors = None if by_words or by_user else self._vectors
         if alone:

@@ -1,10 +1,10 @@
 """Standing orders of a session: the sentences of the user that stay in the window, as `kilburn.selection.orders` recognizes them.
 
-Each message is judged once, when it is admitted. Orders have a budget of their own, an eighth of the window and a hundred
-messages. Within it the newest stays, and short ones stay before long ones, so a large new text displaces no order of a few
-words. An order about the same as an older one replaces it. A short message stays whole; of a longer one its orders stay as an
-excerpt once it leaves. No policy can move them, and the kernel removes them only if pins and open calls leave no room. A person
-lets go of an order by evicting, retiring or forgetting its page.
+Each message is classified once, when it is admitted. Orders have a separate budget of an eighth of the window and a hundred
+messages. Within the budget, newer orders have priority over older ones, and short ones over long ones, so a large new text does
+not displace an order of a few words. An order replaces an older one with the same topic. A short message stays whole; a longer
+message is replaced by an excerpt with its orders when it is evicted. No policy can move orders, and the kernel removes them only
+if pins and open calls take all the room. A person ends an order by evicting, retiring or forgetting its page.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _LANGUAGE = re.compile(
 """Names of languages. An order to write in another one replaces the earlier."""
 
 _UNSPACED = re.compile(r"[请記记住以后後再要别不从現现在起可了，。！？\s]+")
-"""The same words in Chinese."""
+"""Function words in Chinese, and punctuation."""
 
 
 def update_standing(
@@ -66,10 +66,10 @@ def update_standing(
     """Return the orders that stay once these pages are admitted.
 
     Args:
-        new: pages of the user, each with its text and the orders that were recognized in it. previous: the orders so far. pages:
-            those of the session.
-        free: pages that are pinned, or cannot stay any more.
-        text_of: the text of any other page with orders.
+        new: new pages of the user, each with its text and the orders recognized in it. previous: the orders so far. pages: the
+            pages of the session.
+        free: pages that are excluded, because they are pinned or were removed.
+        text_of: returns the text of an older page with orders.
     """
     unavailable = set(free)
     orders = {number: spans for number, spans in previous.items() if number not in unavailable}
@@ -83,7 +83,7 @@ def update_standing(
             topic = _topic(text, span)
             number, older = topics.pop(topic, (0, span))
             if number:
-                # The newest order about the same replaces it.
+                # The newer order with the same topic replaces it.
                 orders[number] = tuple([order for order in orders[number] if order != older])
             orders[page.id] = (*orders.get(page.id, ()), span)
             topics[topic] = page.id, span
@@ -102,7 +102,7 @@ def update_standing(
 
 
 def _topic(text: str, span: Span) -> frozenset[str]:
-    """Return the words that say what an order is about, without endings; all words if no others are left."""
+    """Return the stems of an order's content words, or all its words if it has no content words."""
     sentence = text[slice(*span)].lower()
     words = re.findall(r"\w+", sentence)
     stems = {"language" if _LANGUAGE.fullmatch(word) else _ENDING.sub("", word) for word in words if word not in _FUNCTION_WORDS}
@@ -112,7 +112,7 @@ def _topic(text: str, span: Span) -> frozenset[str]:
 
 
 def excerpt_tokens(sentences: Sequence[Span]) -> int:
-    """Return the tokens of an excerpt with these sentences, by a rule of thumb."""
+    """Estimate the tokens of an excerpt with these sentences."""
     return FRAME + sum(stop - start for start, stop in sentences) // 3
 
 

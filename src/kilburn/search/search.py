@@ -51,7 +51,7 @@ MIN_DEPTH, MAX_DEPTH = 60, 400
 """Passages that each arm of a search brings, depending on the budget."""
 
 USER_DEPTH = 24
-"""Passages of the user that a search of them alone brings."""
+"""Maximum number of passages that a search of the user's messages returns."""
 
 MAX_WORD_HITS = 4000
 """Passages of the arm of words from which on it looks for no further ones."""
@@ -112,14 +112,14 @@ class Searcher:
     """Searches a store.
 
     Args:
-        vectors: finds by meaning; None for words alone.
-        windows: of open sessions, by number; a page that is there is not read from the store. Of a branch, also for its
-            ancestors.
-        owner: of a page in such a window, the number of the segment that it was made in.
-        shown: whether a page of such a window counts as shown; None for those that stand in it whole.
-        by_user: whether only what the user said is searched, and by words alone.
-        infos: the segments to look in; or those of them that are whole, by number.
-        everywhere: whether these are all of the tenant's.
+        vectors: the search by meaning; None to search by words only.
+        windows: windows of open sessions, by segment number. Pages in them are not read from the store. The window of a branch is
+            also entered for its ancestors.
+        owner: returns the number of the segment in which a page of such a window was created.
+        shown: returns whether the prompt shows a page of such a window; None for the pages that are whole in it.
+        by_user: search only the user's messages, by words only.
+        infos: the segments to search; a mapping has them by number.
+        everywhere: whether these are all segments of the tenant.
     """
 
     def __init__(
@@ -451,7 +451,7 @@ class Searcher:
         remaining, crumbs, batch = tokens, tokens // REST_SHARE, FIRST_READ if limit is None else min(FIRST_READ, limit)
         passages = ((match, span) for match in ranked for span in (match.candidate.span, *match.candidate.also))
         rest = filter(lambda passage: passage[1][1] - passage[1][0] <= remaining * LETTERS, passages)
-        # Passages that fit in between are hard to find: each time more of them are read, unless little room is left.
+        # Passages that fit into the remaining room are rare: read more passages each time, unless little room remains.
         while remaining > crumbs and (limit is None or len(chosen) < limit) and (batch_passages := list(_some(rest, batch))):
             batch *= GROWTH
             if not self._holds([page for match, _ in batch_passages for page in (match, *against.get(match.key, ()))]):
@@ -643,7 +643,7 @@ FIRST_READ, GROWTH, MOST_READ = 24, 3, 200_000
 time, but for the last of them."""
 
 REST_SHARE = 16
-"""The share of the budget for which no further texts are read: a sixteenth."""
+"""Stop reading texts when this fraction of the budget remains: a sixteenth."""
 
 LETTERS = 12
 """Characters of a token, on average in a passage, at most: one that must take more tokens than are left is not read."""
