@@ -212,7 +212,12 @@ class Kernel:
         infos = [self.info, *inherited, *branches]
         owner = self.lineage.owner
         return Searcher(
-            self.backend, self._ranking, vectors, infos, windows=windows, owner=owner, shown=is_shown, by_user=by_user
+            *(self.backend, self._ranking, vectors, infos),
+            windows=windows,
+            owner=owner,
+            shown=is_shown,
+            contents=self.contents,
+            by_user=by_user,
         )
 
     def as_of(self, event: int) -> Kernel:
