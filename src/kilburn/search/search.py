@@ -29,7 +29,7 @@ from kilburn.errors import ModelError, SpecError, StoreCorrupt
 from kilburn.kernel.contents import Contents
 from kilburn.kernel.window import WindowState
 from kilburn.message import Kind
-from kilburn.page import Page, Place, Span, address_of, searchable_words
+from kilburn.page import Page, Place, Span, address_of, parse_address, searchable_words
 from kilburn.retrieval import Candidate, Meanings, Query, Ranking, Scored
 from kilburn.search.confidence import ENOUGH, confidence
 from kilburn.search.found import DamageWarning, Findings, Found
@@ -388,7 +388,9 @@ class Searcher:
             StoreError: see `ranked`.
         """
         ranked, best = self.best(query, tokens, now, counter, limit, at=at, beside=abstain, unseen=unseen, apart=not abstain)
-        by_place = {(self._infos[page.key[0]].name, page.candidate.page.address): page for page in ranked}
+        page_ids = {parse_address(hit.address)[0] for hit in best}
+        shown = (page for page in ranked if page.candidate.page.id in page_ids)
+        by_place = {(self._infos[page.key[0]].name, page.candidate.page.address): page for page in shown}
         of = [by_place.get((hit.session, hit.address)) for hit in best]
         cosines = [None if page is None else page.candidate.meaning for page in of]
         turns = [None if page is None or page.candidate.kind in ALONE else page.key for page in of]
