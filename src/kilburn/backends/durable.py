@@ -182,6 +182,8 @@ class PassageIndex:
         """See `WordIndex`."""
 
         def do(view: IndexView) -> list[Passage]:
+            if segments:
+                view.index.expect(query, min(segments), max(segments), by_user=by_user)
             extents = view.extents(segments)
             apart = segments is not None and len(extents.segments) > 1
             hits = view.index.search(query, extents, limit, apart=apart, by_user=by_user)

@@ -159,6 +159,9 @@ class RankedIndex:
         """Return the first entries of each word; see `_having`."""
         return [self._having(word, ranges, depth, among) for word in words]
 
+    def expect(self, query: str, first: int, last: int, *, by_user: bool = False) -> None:
+        """Prepare a search of segments from `first` to `last`, where that saves waiting for a server."""
+
     def newest(self, every: str, any_of: str, segment: int, limit: int) -> list[int]:
         """Return the newest entries of a segment that have every word of `every` and, unless that is "", one of `any_of`: those
         with the lowest numbers."""

@@ -212,7 +212,12 @@ class Kernel:
         infos = [self.info, *inherited, *branches]
         owner = self.lineage.owner
         return Searcher(
-            self.backend, self._ranking, vectors, infos, windows=windows, owner=owner, shown=is_shown, by_user=by_user
+            *(self.backend, self._ranking, vectors, infos),
+            windows=windows,
+            owner=owner,
+            shown=is_shown,
+            contents=self.contents,
+            by_user=by_user,
         )
 
     def as_of(self, event: int) -> Kernel:
@@ -457,6 +462,7 @@ class Kernel:
         new = [(page, text, spans) for page, text in user_texts if (spans := capabilities.orders.find_orders(text))]
         if not new and not window.orders:
             return {}
+        window.pages.fetch(window.orders)
         excluded = {page for page in window.orders if window.at(page) in GONE} | window.pins | set(pinned)
         orders = update_standing(new, window.orders, window.pages, self.capacity, excluded, self.text)
         return {} if orders == window.orders else {"standing": packed(orders)}

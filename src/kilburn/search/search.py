@@ -26,9 +26,10 @@ from kilburn.budget import Counter
 from kilburn.claims import DOUBTS, contested, together
 from kilburn.collections.collecting import is_true, until_of
 from kilburn.errors import ModelError, SpecError, StoreCorrupt
+from kilburn.kernel.contents import Contents
 from kilburn.kernel.window import WindowState
 from kilburn.message import Kind
-from kilburn.page import Page, Place, Span, address_of, searchable_words
+from kilburn.page import Page, Place, Span, address_of, parse_address, searchable_words
 from kilburn.retrieval import Candidate, Meanings, Query, Ranking, Scored
 from kilburn.search.confidence import ENOUGH, confidence
 from kilburn.search.found import DamageWarning, Findings, Found
@@ -117,6 +118,7 @@ class Searcher:
             also entered for its ancestors.
         owner: returns the number of the segment in which a page of such a window was created.
         shown: returns whether the prompt shows a page of such a window; None for the pages that are whole in it.
+        contents: caches texts of these sessions; None to read them from the store.
         by_user: search only the user's messages, by words only.
         infos: the segments to search; a mapping has them by number.
         everywhere: whether these are all segments of the tenant.
@@ -132,6 +134,7 @@ class Searcher:
         windows: Mapping[int, WindowState] | None = None,
         owner: Callable[[int], int] | None = None,
         shown: Callable[[int], bool] | None = None,
+        contents: Contents | None = None,
         by_user: bool = False,
         everywhere: bool = False,
     ) -> None:
@@ -143,6 +146,7 @@ class Searcher:
             self._infos = {info.number: info for info in infos if not info.damaged}
         self._numbers = None if everywhere else list(self._infos)
         self._windows, self._owner, self._shown, self._by_user = windows or {}, owner, shown, by_user
+        self._texts_by_digest = backend.contents.texts if contents is None else contents.texts
         # Pages that were skimmed, or read; the keys of those that were read and verified, or are in a window.
         self._rows: dict[Key, tuple[Page, State]] = {}
         self._verified: set[Key] = set()
@@ -384,7 +388,9 @@ class Searcher:
             StoreError: see `ranked`.
         """
         ranked, best = self.best(query, tokens, now, counter, limit, at=at, beside=abstain, unseen=unseen, apart=not abstain)
-        by_place = {(self._infos[page.key[0]].name, page.candidate.page.address): page for page in ranked}
+        page_ids = {parse_address(hit.address)[0] for hit in best}
+        shown = (page for page in ranked if page.candidate.page.id in page_ids)
+        by_place = {(self._infos[page.key[0]].name, page.candidate.page.address): page for page in shown}
         of = [by_place.get((hit.session, hit.address)) for hit in best]
         cosines = [None if page is None else page.candidate.meaning for page in of]
         turns = [None if page is None or page.candidate.kind in ALONE else page.key for page in of]
@@ -415,7 +421,9 @@ class Searcher:
         """
         while True:
             # An embedder may take long, and no transaction stays open for so long.
-            with at_once(self._backend, ahead=not self._windows) if self._vectors is None else nullcontext():
+            # Pages and texts of a session that was just opened are not in memory yet.
+            ahead = not self._windows or any(window.pages.held < window.last for window in self._windows.values())
+            with at_once(self._backend, ahead=ahead) if self._vectors is None else nullcontext():
                 ranked = self.ranked(query, now, tokens, at, beside=beside, unseen=unseen)
                 hits = self._found(ranked, counter, tokens, now, limit, at=at, apart=apart)
             if hits is not None:
@@ -592,7 +600,7 @@ class Searcher:
         # A block's own text may be 30 MB of base64, and is not what is found.
         pages = [page.candidate.page for page in ranked]
         sources = {page.digest: page.extra if page.kind is Kind.OPAQUE else page.digest for page in pages}
-        texts = self._backend.contents.texts(set(sources.values()))
+        texts = self._texts_by_digest(set(sources.values()))
         return {
             digest: texts[source] if source == digest else searchable_words(texts[source])
             for digest, source in sources.items()
