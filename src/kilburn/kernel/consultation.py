@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from kilburn.effect import Answer, Ask, Find, Hit, Later, Outcome
-from kilburn.errors import KernelError, LawBroken
+from kilburn.errors import KernelError, LawBroken, StoreStale
 from kilburn.event import Act
 from kilburn.kernel.background import Background
 from kilburn.kernel.kernel import Kernel
@@ -108,6 +108,9 @@ class Consultation:
         Returns:
             False if others changed the session while a model was asked. The batch is then undone, with everything in
             it.
+
+        Raises:
+            StoreStale: others changed the session, and have forgotten what the policy reads.
         """
         course = _Course(cause=view.cause, waits=waits)
         if view.deferred is not None and view.deferred.answer is not None:
@@ -119,6 +122,7 @@ class Consultation:
             course,
             partial(self._ask, course=course),
             partial(self._at_once, course=course),
+            passes=StoreStale,
         )
         if course.raised:
             course.broke, course.why = Outcome.FAILED, f"the policy failed: {course.raised}"

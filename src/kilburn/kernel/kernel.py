@@ -383,7 +383,7 @@ class Kernel:
         """The exact text of a page.
 
         Raises:
-            UnknownAddress, Forgotten, StoreCorrupt.
+            UnknownAddress, Forgotten, StoreCorrupt. StoreStale: it is not there, and another writer went on with the session.
         """
         window = self.window
         row = window.pages.get(page)
@@ -393,8 +393,15 @@ class Kernel:
             )
         if window.states[page].at == Place.DROPPED:
             raise Forgotten(f"{address_of(page)} was forgotten", advice="nothing of it is kept")
-        # A plan asks for thousands.
-        return self.contents.get(row.digest) if row.digest else self.text_of(row)
+        try:
+            # A plan asks for thousands.
+            return self.contents.get(row.digest) if row.digest else self.text_of(row)
+        except StoreCorrupt:
+            info = self._found()
+            if info is None or not self.pending.follows(info):
+                # The other writer may have forgotten it.
+                raise self.overtaken() from None
+            raise
 
     def readable_text(self, page: int) -> str:
         """Return what a policy or a model can read of a page as text; see `readable`.

@@ -16,7 +16,7 @@ import logging
 import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from itertools import groupby, islice
 
 import msgspec
@@ -591,10 +591,19 @@ class Searcher:
                 try:
                     texts.update(self._searchable([page]))
                 except StoreCorrupt as error:
+                    if self._is_forgotten(page.key):
+                        continue
                     name = self._infos[page.candidate.segment].name
                     message = f"not searched: {page.candidate.page.address} of session {name!r}: {error.what}"
                     warnings.warn(message, DamageWarning, stacklevel=4)
             return texts
+
+    def _is_forgotten(self, key: Key) -> bool:
+        """Return whether another writer has forgotten a page since it was read."""
+        with suppress(StoreCorrupt):
+            row = self._backend.skim([key]).get(key)
+            return row is None or row[1].at is Place.DROPPED
+        return False
 
     def _searchable(self, ranked: Collection[Ranked]) -> dict[str, str]:
         # A block's own text may be 30 MB of base64, and is not what is found.
