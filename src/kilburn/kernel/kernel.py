@@ -52,6 +52,7 @@ from kilburn.kernel.laws import (
     check_retire,
     check_standing,
     check_undo,
+    open_loop,
     partners_of,
 )
 from kilburn.kernel.pages import finder_of, reader_of
@@ -259,7 +260,7 @@ class Kernel:
         if info is not None and self.pending.follows(info):
             self.pending.used = info.used if info.number else None
             return False
-        if info is None or self.pending.changes_state or self.window.journal_position:
+        if info is None or self.pending.changes_state or self.window.journal:
             raise self.overtaken()
         observed = self.pending.events
         self._load(info)
@@ -495,7 +496,7 @@ class Kernel:
     def _fits_beside_loop(self, late: Page) -> bool:
         """Whether a late result's group, with its results as stubs, fits beside an open tool loop and one handle for the rest."""
         window = self.window
-        loop = window.loop(FORCED_PATIENCE)
+        loop = open_loop(window, FORCED_PATIENCE)
         back = {page for page in window.group(late.id) if window.at(page) == Place.IN and not window.pages[page].answers}
         stays = back.union(loop, window.pins, window.request_shown())
         handles = self._line_cost * (1 + len(window.group(late.id)) - len(back))
@@ -708,7 +709,7 @@ class Kernel:
     def rebudget(self, budget: Budget) -> None:
         """Take another budget, as a part of the batch."""
         old_budget, self.budget, self.pending.budget = self.budget, budget, budget
-        self.window.on_rollback(lambda: setattr(self, "budget", old_budget))
+        self.window.journal.append(lambda: setattr(self, "budget", old_budget))
 
     # The batch
 
@@ -789,7 +790,7 @@ class Kernel:
 
     def savepoint(self) -> Savepoint:
         """A point inside a batch for `undo`."""
-        return Savepoint(self.window.journal_position, len(self.pending.events), len(self.pending.new))
+        return Savepoint(len(self.window.journal), len(self.pending.events), len(self.pending.new))
 
     def undo(self, point: Savepoint = START) -> None:
         """Undo the batch, back to a savepoint or whole; observations are kept."""
@@ -814,7 +815,7 @@ class Kernel:
         for event in batch.events:
             self.window.enact(event, pages)
             if event.act in STATE:
-                self.usage.learn(event, self.window.on_rollback)
+                self.usage.learn(event, self.window.journal.append)
         self.pending.put(batch)
 
     def give_up(self, batch: Pending) -> None:
@@ -930,7 +931,7 @@ class Kernel:
         else:
             event = msgspec.structs.replace(event, tokens=self.window.use)
         self.pending.events.append(event)
-        self.usage.learn(event, self.window.on_rollback)
+        self.usage.learn(event, self.window.journal.append)
 
     def observe(
         self,
@@ -963,7 +964,7 @@ class Kernel:
 
     def flush_observed(self) -> bool:
         """Write the observations, if that is possible at once; not inside a batch."""
-        if self.window.journal_position or self.pending.new or self.pending.changes_state:
+        if self.window.journal or self.pending.new or self.pending.changes_state:
             return True
         try:
             self.flush(wait=False)

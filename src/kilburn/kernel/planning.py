@@ -22,8 +22,9 @@ from kilburn.kernel.background import Background
 from kilburn.kernel.consultation import Consultation
 from kilburn.kernel.gaps import handle_of
 from kilburn.kernel.kernel import FORCED_PATIENCE, Kernel
+from kilburn.kernel.laws import open_loop, unread_pages
 from kilburn.kernel.resolve import resolve
-from kilburn.kernel.standing import FRAME, excerpt_tokens, shows, stays_whole
+from kilburn.kernel.standing import FRAME, excerpt_tokens, order_pages, reminder, shows, stays_whole
 from kilburn.kernel.window import GONE, MAX_LABELS, PATIENCE
 from kilburn.message import Kind, Role
 from kilburn.move import Bring, Evict, Fold, Load, Move
@@ -223,10 +224,10 @@ class Planner:
         While that message is the latest of all, it may be shortened.
         """
         window = self.kernel.window
-        older = (page for page in (*window.request_shown(), *window.unread()) if window.pages[page].message != window.turn)
-        pins = self._pinned().union(older, window.kept())
-        if window.orders and (reminder := window.reminder()) is not None:
-            pins = pins.union((reminder,))
+        older = (page for page in (*window.request_shown(), *unread_pages(window)) if window.pages[page].message != window.turn)
+        pins = self._pinned().union(older, order_pages(window))
+        if window.orders and (copy := reminder(window)) is not None:
+            pins = pins.union((copy,))
         return pins.union(*(window.stand_ins.of(page) for page in pins if page < 0))
 
     def _pinned(self) -> frozenset[int]:
@@ -337,8 +338,8 @@ class Planner:
         kernel, window = self.kernel, self.kernel.window
         if kernel.capacity <= FAR or window.request_page != window.last:
             return
-        reminder, behind = window.reminder(), 0
-        near = {reminder, *window.kept()}
+        behind = 0
+        near = {reminder(window), *order_pages(window)}
         for page in reversed(window.resident()):
             behind += window.cost(page.id)
             if page.id in near:
@@ -407,12 +408,12 @@ class Planner:
         self._evict_oversized_compaction()
         # If not even an excerpt of the latest message fits its share, it is treated like any other page.
         small = sum(map(window.cost, window.request_shown())) <= 2 * self._share()
-        stays = self._immovable() if small else self._pinned().union(window.kept(), window.unread())
-        loop = window.loop(FORCED_PATIENCE)
+        stays = self._immovable() if small else self._pinned().union(order_pages(window), unread_pages(window))
+        loop = open_loop(window, FORCED_PATIENCE)
         if all(window.pages[page].message != window.turn for page in loop):
             self._make_room(stays | loop)
         self._make_room(stays)
-        self._crowd_out(stays - set(window.unread()))
+        self._crowd_out(stays - set(unread_pages(window)))
         point = kernel.savepoint()
         self._crowd_out(self._pinned())
         if kernel.excess:
