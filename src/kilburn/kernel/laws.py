@@ -12,7 +12,8 @@ from functools import partial
 
 import msgspec
 
-from kilburn.errors import Forgotten, KernelError, LawBroken, UnknownAddress
+from kilburn.budget import Budget
+from kilburn.errors import Forgotten, KernelError, LawBroken, PinsExceedWindow, UnknownAddress
 from kilburn.kernel.standing import order_pages
 from kilburn.kernel.window import GONE, PATIENCE, WindowState
 from kilburn.message import Kind, Role
@@ -20,6 +21,13 @@ from kilburn.move import Bring, Evict, Fold, Load, Move, Retire
 from kilburn.page import Page, Place, address_of
 
 DERIVED = (Kind.FOLD, Kind.EXCERPT)
+
+FORCED_PATIENCE = 1
+"""Messages of the user and the assistant after which the kernel may evict a call without a result, if nothing else makes
+room: then it is not in the latest message."""
+
+MAX_NAMED_PAGES = 5
+"""Pages that an error names."""
 
 
 class LegalMove(msgspec.Struct, kw_only=True):
@@ -33,6 +41,11 @@ class LegalMove(msgspec.Struct, kw_only=True):
     cited: bool = False
     depth: int = 0
     order: tuple[int, int] | None = None
+
+    @property
+    def places(self) -> dict[str, list[int]]:
+        """The new places, each with its pages."""
+        return {where: [page for page, going in self.at.items() if going is where] for where in dict.fromkeys(self.at.values())}
 
 
 def as_move(value: object) -> Move:
@@ -114,6 +127,37 @@ def check_held(window: WindowState, change: LegalMove) -> None:
             raise LawBroken(
                 3, f"{address_of(page)} is the user's latest message", advice="it may leave when the next one is there"
             )
+
+
+def pins_exceed(window: WindowState, budget: Budget, capacity: int, minimum: int) -> PinsExceedWindow:
+    """Return the error that names what may not leave, what of it to unpin, and the window that would hold it all.
+
+    Args:
+        capacity: tokens that the prompt may take.
+        minimum: tokens that it takes in any case.
+    """
+
+    def priced(pages: Sequence[int]) -> str:
+        listing = ", ".join(f"{address_of(page)} ({window.cost(page):,} tokens)" for page in pages[:MAX_NAMED_PAGES])
+        return listing + (f" and {len(pages) - MAX_NAMED_PAGES:,} more" if len(pages) > MAX_NAMED_PAGES else "")
+
+    pins = sorted(window.pins, key=lambda page: (-window.cost(page), page))
+    waiting = [
+        page
+        for call in sorted(window.awaited(FORCED_PATIENCE))
+        if (page := window.stands_itself(call)) and page not in window.pins
+    ]
+    over, remaining = list[int](), minimum
+    while remaining > capacity and len(over) < len(pins):
+        over.append(pins[len(over)])
+        remaining -= window.cost(over[-1])
+    parts = [f"{reason}: {priced(pages)}" for reason, pages in (("pinned", pins), ("waiting for a result", waiting)) if pages]
+    larger = budget.window - budget.capacity + -(-minimum * budget.capacity // capacity)
+    return PinsExceedWindow(
+        f"what may not leave takes {minimum:,} of {capacity:,} tokens; {'; '.join(parts)}",
+        advice=(f"unpin {', '.join(map(address_of, over[:MAX_NAMED_PAGES]))}, or " if over else "")
+        + f"open a window of {larger:,} tokens or more",
+    )
 
 
 def check_paired(window: WindowState, pages: Iterable[int]) -> None:
