@@ -129,7 +129,7 @@ def test_a_conversation_keeps_its_beginning(policy: str) -> None:
     assert edits < prompts / 8
     stats = session.stats()
     # Each message is a question here, and brings something that the next prompt does not show.
-    assert stats.tokens_reprefilled < 0.13 * stats.tokens_shipped
+    assert stats.tokens_reprefilled < 0.14 * stats.tokens_shipped
 
 
 @given(

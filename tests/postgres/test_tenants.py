@@ -55,7 +55,7 @@ def test_a_query_without_the_tenant_sees_nothing(two: tuple[Postgres, Postgres],
     assert set(seen(url, "999").values()) == {0}
     own = seen(url, "2")
     assert own["page"] == own["content"] == 2
-    assert own["posting"] == 4
+    assert own["posting"] == 5
 
 
 FORBIDDEN = (

@@ -401,8 +401,10 @@ class Kernel:
     def _orders_with(self, user_texts: Sequence[tuple[Page, str]], pinned: Collection[int]) -> Data:
         """Return the standing orders, for the event that admits these pages; nothing if they do not change."""
         window = self.window
+        new = [(page, text, spans) for page, text in user_texts if (spans := capabilities.orders.find_orders(text))]
+        if not new and not window.orders:
+            return {}
         excluded = {page for page in window.orders if window.at(page) in GONE} | window.pins | set(pinned)
-        new = [(page, text, capabilities.orders.find_orders(text)) for page, text in user_texts]
         orders = update_standing(new, window.orders, window.pages, self.capacity, excluded, self.text)
         return {} if orders == window.orders else {"standing": packed(orders)}
 

@@ -39,7 +39,7 @@ BRIEF, SHORT = 12, 80
 """Words of a message that is taken as a question without its mark, and of an agent's plan that is searched for by its words; of
 one that a person typed, at most."""
 
-QUESTION_SHARE, LESS_SHARE = 0.3, 0.1
+QUESTION_SHARE, LESS_SHARE = 0.4, 0.2
 """Share of the best score that a passage needs where somebody asks, and what is taken off in a large window."""
 
 OTHER_SHARE, MIN_CONFIDENCE, MIN_WORDS = 0.8, 0.8, 3

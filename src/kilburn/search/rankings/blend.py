@@ -19,9 +19,10 @@ from kilburn.search.dates import closeness, times_in
 TURNS = ((1, 1.0), (2, 0.7), (3, 0.5), (4, 0.3))
 """How far away a neighbour is, and how much it counts."""
 
-FOLLOWING, WORDS_POWER, WORDS_NEAR = 0.6, 2, 1.5
+FOLLOWING, WORDS_POWER, WORDS_CONTEXT = 0.6, 1.5, 1.5
 """Where no candidate has a vector: weight of a neighbour after a page, beside one before it, because an answer follows its
-question; the power of the words' share; and how much more the neighbours count. Chosen on three conversations of LoCoMo."""
+question; the power of the words' share; and how much more the neighbours and the speaker count. Chosen on conversations of LoCoMo
+and chats of BEAM."""
 
 SHORT = 100
 """Tokens of a page whose length does not matter."""
@@ -34,7 +35,7 @@ class Blend:
     """The default ranking. A weight of 0 switches a term off.
 
     Args:
-        words: BM25, divided by that of the best candidate; squared where no candidate has a vector.
+        words: BM25, divided by that of the best candidate; to the power 1.5 where no candidate has a vector.
         meaning: cosine to the query.
         near: the better neighbour before or after, and less of those further away.
         session: the best page of the same session or document.
@@ -65,7 +66,7 @@ class Blend:
         """Return all candidates, best first; of equals, the newer one."""
         best = max([candidate.words for candidate in candidates], default=0.0) or 1.0
         by_words = all(candidate.meaning is None for candidate in candidates)
-        power, following, near_weight = (WORDS_POWER, FOLLOWING, WORDS_NEAR * self.near) if by_words else (1, 1.0, self.near)
+        power, following, context = (WORDS_POWER, FOLLOWING, WORDS_CONTEXT) if by_words else (1, 1.0, 1.0)
         matches: list[tuple[float, float]] = []
         # Of each segment whose pages have neighbours, what each page has itself.
         sums: dict[int, dict[int, float]] = {}
@@ -98,9 +99,9 @@ class Blend:
             if session:
                 terms["session"] = session
             if beside:
-                terms["near"] = near_weight * beside
+                terms["near"] = context * self.near * beside
             if speakers and page.speaker in speakers:
-                terms["speaker"] = self.speaker
+                terms["speaker"] = context * self.speaker
             if page.tokens > SHORT and page.role is not Role.TOOL and self.length:
                 terms["length"] = -self.length * math.log(page.tokens / SHORT)
             if times and (time := self.time * closeness(times, since_of(page))):
