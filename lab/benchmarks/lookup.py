@@ -19,6 +19,7 @@ import apsw
 import kilburn
 from corpus import SIZE, fill, open_store, texts, turns
 from figures import Row, emit, parser, quantile, seconds_of
+from kilburn import remembered
 
 WORD = re.compile(r"[A-Za-z_]{3,}")
 
@@ -96,7 +97,9 @@ def _recalls(session: kilburn.Session, bare: Bare, pages: int, times: int) -> li
     chance = random.Random(2)
     numbers = [chance.randrange(3, pages) for _ in range(times)]
     with session.edits.batch() as kernel:
-        kernel.forget_texts(())  # or texts that were just appended would be read from memory
+        # Or texts that were just appended would be read from memory.
+        kernel.contents.clear()
+        remembered.texts.clear()
     base = _timed(lambda at: bare.read(int(at)), [str(at) for at in numbers])
     once = _timed(lambda at: session.recall(f"p{at}"), [str(at) for at in numbers])
     ranges = _timed(lambda at: session.recall(f"p{at}-p{min(int(at) + 24, pages)}"), [str(at) for at in numbers])

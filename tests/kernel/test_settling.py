@@ -26,6 +26,7 @@ from kilburn.effect import Answer, Ask, Effect, Find, Later, Note
 from kilburn.errors import KernelError
 from kilburn.event import Act
 from kilburn.kernel.session import Session
+from kilburn.kernel.standing import reminder
 from kilburn.model import Reply, Request, Tokens
 from kilburn.move import Evict, Fold, Load
 from kilburn.policy import Cause, Policy, View
@@ -248,7 +249,7 @@ def test_orders_that_another_writer_admits_while_a_model_is_asked_are_repeated(t
         session.append(user("hello"))
         session.append(user("go on"))
         assert len(session.contents.messages()) == 4
-        assert session.window.reminder() is not None
+        assert reminder(session.window) is not None
         check_laws(session)
 
 

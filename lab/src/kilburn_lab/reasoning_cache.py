@@ -321,7 +321,7 @@ class ReasoningCache:
         """Take the trace out of the session's window. The summary stands for all traces, or a handle does."""
         why = f"round {number}"
         with self.session.edits.batch() as kernel:
-            before, moves = kernel.use, 0
+            before, moves = kernel.window.use, 0
             move: Move = Fold(pages=tuple(traces), text=summary, why=why) if summary else Evict(pages=(traces[-1],), why=why)
             point = kernel.savepoint()
             try:
@@ -331,7 +331,7 @@ class ReasoningCache:
                 # The policy of the session has acted before, or the summary is longer than what it stands for.
                 kernel.undo(point)
             kernel.record(
-                Act.COMPACT, policy=NAME, cause="idle", why=why, outcome=outcome, freed=before - kernel.use, moves=moves
+                Act.COMPACT, policy=NAME, cause="idle", why=why, outcome=outcome, freed=before - kernel.window.use, moves=moves
             )
 
 

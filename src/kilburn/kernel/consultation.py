@@ -14,9 +14,10 @@ from typing import Any
 
 from kilburn.effect import Answer, Ask, Find, Hit, Later, Outcome
 from kilburn.errors import KernelError, LawBroken, StoreStale
-from kilburn.event import Act
+from kilburn.event import STATE, Act
 from kilburn.kernel.background import Background
 from kilburn.kernel.kernel import Kernel
+from kilburn.kernel.pending import Pending
 from kilburn.kernel.plans import PlanCourse, moves_of
 from kilburn.move import Move
 from kilburn.page import parse_address
@@ -129,14 +130,14 @@ class Consultation:
         if course.overtaken:
             self._note(course, Outcome.LATE, 0)
             return False
-        old_use = self.kernel.use
+        old_use = self.kernel.window.use
         if moves:
             self._carry(moves, course)
         outcome = self._outcome(course, view, old_use)
         if course.heard:
-            self._breaker.note_freed(old_use - self.kernel.use, self.kernel.window.turn)
+            self._breaker.note_freed(old_use - self.kernel.window.use, self.kernel.window.turn)
         if outcome:
-            self._note(course, outcome, old_use - self.kernel.use)
+            self._note(course, outcome, old_use - self.kernel.window.use)
         return True
 
     def _carry(self, moves: Sequence[Move], course: _Course) -> None:
@@ -155,7 +156,7 @@ class Consultation:
         if course.broke:
             return course.broke
         if course.carried:
-            return Outcome.NO_PROGRESS if view.excess and self.kernel.use >= old_use else Outcome.DONE
+            return Outcome.NO_PROGRESS if view.excess and self.kernel.window.use >= old_use else Outcome.DONE
         # Without a model nothing was asked: a rule that found nothing to do is not a compaction.
         failed = [outcome for outcome in course.answered if outcome != Outcome.DONE]
         if course.noted or course.later or failed:
@@ -193,7 +194,7 @@ class Consultation:
             course.asked.append(Outcome.FAILED)
             return SPARED
         changes = kernel.changes
-        batch, errand = kernel.set_aside(), self.background.set_aside()
+        batch, errand = _set_aside(kernel), self.background.set_aside()
         # Until the batch is taken up again, any error means that it is undone.
         course.overtaken = True
         answered = False
@@ -206,12 +207,12 @@ class Consultation:
             kernel.check_free()
             kernel.busy = True
             if not answered:
-                kernel.give_up(batch)
+                kernel.pending.add(batch.observations)
         if kernel.changes == changes and self.background.take_up(errand):
-            kernel.take_up(batch)
+            _take_up(kernel, batch)
             course.overtaken = False
         else:
-            kernel.give_up(batch)
+            kernel.pending.add(batch.observations)
         self._breaker.note(answer.outcome, kernel.window.turn)
         self._note_answer(course, answer, ask.purpose)
         return None if course.overtaken else answer
@@ -241,3 +242,26 @@ class Consultation:
             if not searcher.is_shown((kernel.lineage.owner(page), page))
         ]
         return Answer(outcome=Outcome.DONE if hits else Outcome.EMPTY, hits=tuple(hits), confidence=findings.confidence)
+
+
+def _set_aside(kernel: Kernel) -> Pending:
+    """Set the batch aside while a model is asked: everyone else sees the state before it."""
+    kernel.window.rollback()
+    kernel.busy = False
+    batch = kernel.pending.take()
+    kernel.usage.forget(batch.new)
+    return batch
+
+
+def _take_up(kernel: Kernel, batch: Pending) -> None:
+    """Continue a batch that was set aside; the state must be the same as then."""
+    if batch.budget is not None:
+        kernel.rebudget(batch.budget)
+    pages = {page.id: page for page in batch.new}
+    for digest, text in batch.texts.items():
+        kernel.contents.keep(digest, text)
+    for event in batch.events:
+        kernel.window.enact(event, pages)
+        if event.act in STATE:
+            kernel.usage.learn(event, kernel.window.journal.append)
+    kernel.pending.put(batch)

@@ -15,7 +15,6 @@ from typing import Any, Unpack
 
 import msgspec
 
-from kilburn import remembered
 from kilburn.backend import Backend, SegmentInfo, SegmentKind
 from kilburn.budget import Budget, Counter, text_cost
 from kilburn.collections.collecting import LARGEST
@@ -24,14 +23,13 @@ from kilburn.errors import (
     KernelError,
     KilburnError,
     LawBroken,
-    PinsExceedWindow,
     StoreCorrupt,
     StoreError,
     StoreReadOnly,
     StoreStale,
     UnknownAddress,
 )
-from kilburn.event import STATE, Act, Data, Event, in_order, writable
+from kilburn.event import Act, Data, Event, in_order, writable
 from kilburn.kernel.admission import pages_of, pins_on_arrival
 from kilburn.kernel.branches import Fork, Lineage
 from kilburn.kernel.capabilities import capabilities
@@ -39,6 +37,7 @@ from kilburn.kernel.checkpoint import checkpoint_of
 from kilburn.kernel.contents import Contents
 from kilburn.kernel.folding import derived_page, pieces_of
 from kilburn.kernel.laws import (
+    FORCED_PATIENCE,
     LegalMove,
     as_move,
     check_bring,
@@ -48,11 +47,11 @@ from kilburn.kernel.laws import (
     check_held,
     check_known,
     check_load,
-    check_paired,
     check_retire,
     check_standing,
-    check_undo,
+    open_loop,
     partners_of,
+    pins_exceed,
 )
 from kilburn.kernel.pages import finder_of, reader_of
 from kilburn.kernel.pending import GATHERED, START, Pending, Savepoint
@@ -60,39 +59,28 @@ from kilburn.kernel.render import readable
 from kilburn.kernel.replay import rebuild, work_of
 from kilburn.kernel.resolve import resolve
 from kilburn.kernel.standing import packed, update_standing
-from kilburn.kernel.window import GONE, NO_RESULT, PATIENCE, WindowState
-from kilburn.message import Kind, Message, Part, Role
+from kilburn.kernel.window import GONE, NO_RESULT, PATIENCE
+from kilburn.message import Kind, Message
 from kilburn.move import Bring, Drop, Evict, Fold, Load, Move, Retire
-from kilburn.page import Page, Place, Span, address_of, parse_address
+from kilburn.page import Page, Place, Span, address_of
 from kilburn.retrieval import Meanings, Ranking
 from kilburn.search.search import RANKING, Searcher
 
 ENDS = 120
 """Characters of head and of tail that an excerpt of the user's latest message keeps in any case."""
 
-PAGE_BYTES = 2000
-"""Bytes that a page takes in memory, about, with its state and its line in the prompt, and without its text."""
-
-FORCED_PATIENCE = 1
-"""Messages of the user and the assistant after which the kernel may evict a call without a result, if nothing else makes
-room: then it is not in the latest message."""
-
 LONG, SHARE = 512, 32
 """Work of a replay (see `work_of`) after which there is a checkpoint: so much, or in a long session this share of its pages, so
 that what checkpoints cost does not grow with the session."""
 
-SHORT, BRANCHED = 64, 256
-"""Work after which there is a checkpoint already: `SHORT` when the session is released; when a branch begins from it, `SHORT` or,
-in a long session, one page in `BRANCHED`."""
+SHORT = 64
+"""Work after which there is a checkpoint already when the session is released, or a branch begins from it."""
 
 LAST_TIME = 253_402_300_799.0
 """The end of the year 9999: no calendar of Python's goes on."""
 
 HARMLESS = frozenset({Act.FAULT, Act.SEARCH, Act.SHIP})
 """What another writer may write between two transactions: it does not disturb the second."""
-
-MAX_NAMED_PAGES = 5
-"""Pages that an error names."""
 
 
 class Kernel:
@@ -176,15 +164,10 @@ class Kernel:
                 raise self.overtaken() from error
             raise
         self.window, self.ledger, self.usage = rebuilt.window, rebuilt.ledger, rebuilt.usage
-        self.lineage, self._work = rebuilt.lineage, rebuilt.work
+        self.lineage, self.work = rebuilt.lineage, rebuilt.work
         self.pending = Pending(rebuilt.head, info.used, info.used if info.number and info.head == rebuilt.head else None)
         # A branch may look into this cache.
         self.contents.clear()
-
-    @property
-    def size(self) -> int:
-        """Bytes that it takes in memory, about."""
-        return PAGE_BYTES * self.window.pages.held + self.contents.size
 
     def searching(
         self,
@@ -264,7 +247,7 @@ class Kernel:
         if info is not None and self.pending.follows(info):
             self.pending.used = info.used if info.number else None
             return False
-        if info is None or self.pending.changes_state or self.window.journal_position:
+        if info is None or self.pending.changes_state or self.window.journal:
             raise self.overtaken()
         observed = self.pending.events
         self._load(info)
@@ -317,11 +300,6 @@ class Kernel:
     # What there is
 
     @property
-    def use(self) -> int:
-        """Tokens that the prompt takes now."""
-        return self.window.use
-
-    @property
     def capacity(self) -> int:
         """Counted tokens that the window holds: its budget, corrected by what providers reported.
 
@@ -341,22 +319,6 @@ class Kernel:
     def excess(self) -> int:
         """Tokens over the capacity, or 0."""
         return max(0, self.window.use - self.capacity)
-
-    def resolve(self, address: str) -> list[int]:
-        """The page ids that an address names, retired ones included.
-
-        Raises:
-            UnknownAddress: not an address, or beyond the last page. Forgotten: all of it was dropped.
-        """
-        first, last = parse_address(address)
-        window = self.window
-        if first not in window.pages or last not in window.pages:
-            extent = f"this session has p1-p{window.last}" if window.last else "this session has no pages yet"
-            raise UnknownAddress(f"{address} does not exist in {self.info.name!r}", advice=extent)
-        pages = [page for page in range(first, last + 1) if window.at(page) != Place.DROPPED]
-        if not pages:
-            raise Forgotten(f"{address} was forgotten", advice="nothing of it is kept")
-        return pages
 
     def closure(self, pages: Sequence[int]) -> list[int]:
         """All pages that forgetting these would forget, in order: these, and all that was derived or recalled from them (law 1).
@@ -383,7 +345,8 @@ class Kernel:
         """The exact text of a page.
 
         Raises:
-            UnknownAddress, Forgotten, StoreCorrupt. StoreStale: it is not there, and another writer went on with the session.
+            UnknownAddress, Forgotten. StoreCorrupt: the text was altered. StoreStale: another writer went on with the session, and may
+                have forgotten the page.
         """
         window = self.window
         row = window.pages.get(page)
@@ -394,12 +357,12 @@ class Kernel:
         if window.states[page].at == Place.DROPPED:
             raise Forgotten(f"{address_of(page)} was forgotten", advice="nothing of it is kept")
         try:
-            # A plan asks for thousands.
-            return self.contents.get(row.digest) if row.digest else self.text_of(row)
+            if not row.digest:
+                raise StoreCorrupt(f"another program has just forgotten {row.address}", advice="read the session again")
+            return self.contents.get(row.digest)
         except StoreCorrupt:
             info = self._found()
             if info is None or not self.pending.follows(info):
-                # The other writer may have forgotten it.
                 raise self.overtaken() from None
             raise
 
@@ -411,22 +374,6 @@ class Kernel:
         """
         text, row = self.text(page), self.window.pages[page]
         return readable(row, text, self.contents.get(row.extra)) if row.is_atomic else text
-
-    def text_of(self, page: Page) -> str:
-        """The exact text of a page that is not forgotten here.
-
-        Raises:
-            StoreCorrupt: altered; or another program has forgotten it since.
-        """
-        if not page.digest:
-            raise StoreCorrupt(f"another program has just forgotten {page.address}", advice="read the session again")
-        return self.contents.get(page.digest)
-
-    def forget_texts(self, pages: Sequence[int]) -> None:
-        """Empty the cache of texts, and remove what is known of forgotten pages; texts are read again when needed."""
-        self.window.scrub(pages)
-        self.contents.clear()
-        remembered.texts.clear()
 
     def _needed(self) -> set[str]:
         return {digest for page in self.window.resident() for digest in (page.digest, page.extra)} | set(self.pending.texts)
@@ -510,7 +457,7 @@ class Kernel:
     def _fits_beside_loop(self, late: Page) -> bool:
         """Whether a late result's group, with its results as stubs, fits beside an open tool loop and one handle for the rest."""
         window = self.window
-        loop = window.loop(FORCED_PATIENCE)
+        loop = open_loop(window, FORCED_PATIENCE)
         back = {page for page in window.group(late.id) if window.at(page) == Place.IN and not window.pages[page].answers}
         stays = back.union(loop, window.pins, window.request_shown())
         handles = self._line_cost * (1 + len(window.group(late.id)) - len(back))
@@ -530,39 +477,7 @@ class Kernel:
             # There is no rest. (To count the pages takes long, so it is done last.)
             minimum -= self._line_cost
         if minimum > self.capacity:
-            raise self.too_much(minimum)
-
-    def too_much(self, minimum: int) -> PinsExceedWindow:
-        """The error that names what may not leave, what of it to unpin, and the window that would hold it all.
-
-        Args:
-            minimum: tokens that the prompt takes in any case.
-        """
-        window, budget, room = self.window, self.budget, self.capacity
-        pins = sorted(window.pins, key=lambda page: (-window.cost(page), page))
-        waiting = [
-            page
-            for call in sorted(window.awaited(FORCED_PATIENCE))
-            if (page := window.stands_itself(call)) and page not in window.pins
-        ]
-        over, remaining = list[int](), minimum
-        while remaining > room and len(over) < len(pins):
-            over.append(pins[len(over)])
-            remaining -= window.cost(over[-1])
-        parts = [
-            f"{reason}: {self._priced(pages)}" for reason, pages in (("pinned", pins), ("waiting for a result", waiting)) if pages
-        ]
-        larger = budget.window - budget.capacity + -(-minimum * budget.capacity // room)
-        return PinsExceedWindow(
-            f"what may not leave takes {minimum:,} of {room:,} tokens; {'; '.join(parts)}",
-            advice=(f"unpin {', '.join(map(address_of, over[:MAX_NAMED_PAGES]))}, or " if over else "")
-            + f"open a window of {larger:,} tokens or more",
-        )
-
-    def _priced(self, pages: Sequence[int]) -> str:
-        """The addresses of pages with their tokens, the first few of them."""
-        listing = ", ".join(f"{address_of(page)} ({self.window.cost(page):,} tokens)" for page in pages[:MAX_NAMED_PAGES])
-        return listing + (f" and {len(pages) - MAX_NAMED_PAGES:,} more" if len(pages) > MAX_NAMED_PAGES else "")
+            raise pins_exceed(window, self.budget, self.capacity, minimum)
 
     def carry(self, move: Move, *, policy: str = "user", cause: str = "user", depth: int = 1, closed: bool = False) -> int | None:
         """Carry out one move inside the current batch; returns the id of a derived page, or None.
@@ -605,7 +520,7 @@ class Kernel:
             check_held(window, change)
         if policy not in ("kernel", "user"):
             check_standing(window, move, change)
-        data: Data = {"to": _by_place(change.at)}
+        data: Data = {"to": change.places}
         if policy == "user" and (dropped := {page for page in window.orders if _leaves(change, window.stands_itself(page))}):
             # A person lets go of it.
             data["standing"] = packed({page: sentences for page, sentences in window.orders.items() if page not in dropped})
@@ -621,59 +536,6 @@ class Kernel:
         new = [] if derived is None else [derived]
         self.record(act, move.pages, new=new, texts=texts, policy=policy, cause=cause, why=move.why, **data)
         return None if derived is None else derived.id
-
-    def take_back(self, pages: Iterable[int]) -> None:
-        """Retire pages, pinned or not, inside the current batch; those that are gone already are passed over. A call that waits
-        for its result gets one that says so, and both go."""
-        window = self.window
-        retired = [page for page in pages if page in window.pages and window.at(page) not in GONE]
-        if waiting := [window.pages[page].call for page in retired if page in window.open]:
-            results = [Part(kind=Kind.RESULT, text="[the call was taken back]", call=call) for call in waiting]
-            first, last = self.take_in([Message(role=Role.TOOL, parts=(result,)) for result in results])
-            retired += range(first, last + 1)
-        if pinned := [page for page in retired if page in window.pins]:
-            self.mark(Act.UNPIN, pinned)
-        if retired:
-            self.carry(Retire(pages=tuple(retired), why="retired: the session goes on without it"))
-
-    def leave_out(self, later: WindowState) -> None:
-        """Forget and retire, inside the current batch, what is forgotten and retired in a later state of this session."""
-        states = self.window.states
-        removed = [page for page in later.gone if page in states and self.window.at(page) not in GONE]
-        if dropped := [page for page in removed if later.at(page) is Place.DROPPED]:
-            self.carry(Drop(pages=tuple(dropped)))
-        self.take_back(page for page in removed if later.at(page) is Place.RETIRED)
-
-    def undo_moves(self, earlier: WindowState, moved_pages: Set[int], since: Set[int], last: int) -> tuple[int, ...]:
-        """Put pages back to where they were before the newest moves, inside the current batch; returns those that came back.
-
-        Args:
-            earlier, moved_pages, since: see `check_undo`.
-            last: the last event of these moves.
-
-        Raises:
-            LawBroken: a page that they put there is pinned, or a call would be without its result. The caller undoes.
-        """
-        window = self.window
-        change = check_undo(window, earlier, moved_pages, since)
-        check_held(window, change)
-        back = tuple(page for page, where in change.at.items() if where == Place.IN)
-        data: Data = {"to": _by_place(change.at), "undoes": last}
-        if change.uncover:
-            data["uncover"] = change.uncover
-        if change.covers:
-            data["covers"] = list(change.covers.items())
-        restored = {
-            page: sentences
-            for page, sentences in earlier.orders.items()
-            if page not in window.orders and window.at(page) not in GONE and earlier.stands_itself(page) in back
-        }
-        if restored:
-            # A person let go of it by what is taken back.
-            data["standing"] = packed(dict(sorted({**restored, **window.orders}.items())))
-        self.record(Act.LOAD, back, policy="user", cause="user", why="undone", **data)
-        check_paired(window, change.at)
-        return back
 
     def _with_ends(self, move: Fold) -> Fold:
         """Adds head and tail to an excerpt of the user's latest message, while that is the latest message of all."""
@@ -723,7 +585,7 @@ class Kernel:
     def rebudget(self, budget: Budget) -> None:
         """Take another budget, as a part of the batch."""
         old_budget, self.budget, self.pending.budget = self.budget, budget, budget
-        self.window.on_rollback(lambda: setattr(self, "budget", old_budget))
+        self.window.journal.append(lambda: setattr(self, "budget", old_budget))
 
     # The batch
 
@@ -804,37 +666,12 @@ class Kernel:
 
     def savepoint(self) -> Savepoint:
         """A point inside a batch for `undo`."""
-        return Savepoint(self.window.journal_position, len(self.pending.events), len(self.pending.new))
+        return Savepoint(len(self.window.journal), len(self.pending.events), len(self.pending.new))
 
     def undo(self, point: Savepoint = START) -> None:
         """Undo the batch, back to a savepoint or whole; observations are kept."""
         self.window.rollback(point.journal)
         self.usage.forget(self.pending.undo(point, self.window.turn))
-
-    def set_aside(self) -> Pending:
-        """Set the batch aside while a model is asked: everyone else sees the state before it."""
-        self.window.rollback()
-        self.busy = False
-        batch = self.pending.take()
-        self.usage.forget(batch.new)
-        return batch
-
-    def take_up(self, batch: Pending) -> None:
-        """Continue a batch that was set aside; the state must be the same as then."""
-        if batch.budget is not None:
-            self.rebudget(batch.budget)
-        pages = {page.id: page for page in batch.new}
-        for digest, text in batch.texts.items():
-            self.contents.keep(digest, text)
-        for event in batch.events:
-            self.window.enact(event, pages)
-            if event.act in STATE:
-                self.usage.learn(event, self.window.on_rollback)
-        self.pending.put(batch)
-
-    def give_up(self, batch: Pending) -> None:
-        """Discard a batch that was set aside; its observations are kept."""
-        self.pending.add(event for event in batch.events if event.act not in STATE)
 
     def flush(self, *, wait: bool = True, closing: bool = False) -> None:
         """Write the batch in one transaction; without `wait` it does not wait for another writer.
@@ -843,7 +680,7 @@ class Kernel:
             closing: whether this is the last for now; then also a short rest of the ledger gets a checkpoint.
         """
         pending, window = self.pending, self.window
-        work = self._work + work_of(pending.events)
+        work = self.work + work_of(pending.events)
         due = work >= (SHORT if closing else max(LONG, (window.last - window.last_derived) // SHARE))
         if pending.events or (due and self.info.number and not self.backend.readonly):
             if self.backend.readonly:
@@ -880,7 +717,7 @@ class Kernel:
             if not due:
                 for event in pending.events:
                     ledger.count(event)
-            self.ledger, self._work = ledger, 0 if due else work
+            self.ledger, self.work = ledger, 0 if due else work
             pending.clear()
             window.pages.settle(window.last_derived, window.last)
             # An excerpt that another one has replaced is hardly ever asked for again.
@@ -888,11 +725,6 @@ class Kernel:
                 window.pages.drop(replaced)
         self._settled = self.budget
         self.changes += window.keep()
-
-    @property
-    def is_slow_to_read(self) -> bool:
-        """Whether reading this session again, for a branch, would replay more than a little."""
-        return self._work >= max(SHORT, (self.window.last - self.window.last_derived) // BRANCHED)
 
     # The ledger
 
@@ -945,7 +777,7 @@ class Kernel:
         else:
             event = msgspec.structs.replace(event, tokens=self.window.use)
         self.pending.events.append(event)
-        self.usage.learn(event, self.window.on_rollback)
+        self.usage.learn(event, self.window.journal.append)
 
     def observe(
         self,
@@ -978,7 +810,7 @@ class Kernel:
 
     def flush_observed(self) -> bool:
         """Write the observations, if that is possible at once; not inside a batch."""
-        if self.window.journal_position or self.pending.new or self.pending.changes_state:
+        if self.window.journal or self.pending.new or self.pending.changes_state:
             return True
         try:
             self.flush(wait=False)
@@ -989,7 +821,3 @@ class Kernel:
 
 def _leaves(change: LegalMove, page: int | None) -> bool:
     return page is not None and change.at.get(page, Place.IN) != Place.IN
-
-
-def _by_place(at: dict[int, Place]) -> dict[str, list[int]]:
-    return {where: [page for page, going in at.items() if going is where] for where in dict.fromkeys(at.values())}

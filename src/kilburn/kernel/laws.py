@@ -12,13 +12,22 @@ from functools import partial
 
 import msgspec
 
-from kilburn.errors import Forgotten, KernelError, LawBroken, UnknownAddress
+from kilburn.budget import Budget
+from kilburn.errors import Forgotten, KernelError, LawBroken, PinsExceedWindow, UnknownAddress
+from kilburn.kernel.standing import order_pages
 from kilburn.kernel.window import GONE, PATIENCE, WindowState
 from kilburn.message import Kind, Role
 from kilburn.move import Bring, Evict, Fold, Load, Move, Retire
 from kilburn.page import Page, Place, address_of
 
 DERIVED = (Kind.FOLD, Kind.EXCERPT)
+
+FORCED_PATIENCE = 1
+"""Messages of the user and the assistant after which the kernel may evict a call without a result, if nothing else makes
+room: then it is not in the latest message."""
+
+MAX_NAMED_PAGES = 5
+"""Pages that an error names."""
 
 
 class LegalMove(msgspec.Struct, kw_only=True):
@@ -32,6 +41,11 @@ class LegalMove(msgspec.Struct, kw_only=True):
     cited: bool = False
     depth: int = 0
     order: tuple[int, int] | None = None
+
+    @property
+    def places(self) -> dict[str, list[int]]:
+        """The new places, each with its pages."""
+        return {where: [page for page, going in self.at.items() if going is where] for where in dict.fromkeys(self.at.values())}
 
 
 def as_move(value: object) -> Move:
@@ -115,6 +129,37 @@ def check_held(window: WindowState, change: LegalMove) -> None:
             )
 
 
+def pins_exceed(window: WindowState, budget: Budget, capacity: int, minimum: int) -> PinsExceedWindow:
+    """Return the error that names what may not leave, what of it to unpin, and the window that would hold it all.
+
+    Args:
+        capacity: tokens that the prompt may take.
+        minimum: tokens that it takes in any case.
+    """
+
+    def priced(pages: Sequence[int]) -> str:
+        listing = ", ".join(f"{address_of(page)} ({window.cost(page):,} tokens)" for page in pages[:MAX_NAMED_PAGES])
+        return listing + (f" and {len(pages) - MAX_NAMED_PAGES:,} more" if len(pages) > MAX_NAMED_PAGES else "")
+
+    pins = sorted(window.pins, key=lambda page: (-window.cost(page), page))
+    waiting = [
+        page
+        for call in sorted(window.awaited(FORCED_PATIENCE))
+        if (page := window.stands_itself(call)) and page not in window.pins
+    ]
+    over, remaining = list[int](), minimum
+    while remaining > capacity and len(over) < len(pins):
+        over.append(pins[len(over)])
+        remaining -= window.cost(over[-1])
+    parts = [f"{reason}: {priced(pages)}" for reason, pages in (("pinned", pins), ("waiting for a result", waiting)) if pages]
+    larger = budget.window - budget.capacity + -(-minimum * budget.capacity // capacity)
+    return PinsExceedWindow(
+        f"what may not leave takes {minimum:,} of {capacity:,} tokens; {'; '.join(parts)}",
+        advice=(f"unpin {', '.join(map(address_of, over[:MAX_NAMED_PAGES]))}, or " if over else "")
+        + f"open a window of {larger:,} tokens or more",
+    )
+
+
 def check_paired(window: WindowState, pages: Iterable[int]) -> None:
     """Check that the prompt shows the calls of these pages' groups and their results together, or neither (law 6)."""
     for page in {member for number in pages for member in window.group(number) if member > 0}:
@@ -128,7 +173,7 @@ def check_paired(window: WindowState, pages: Iterable[int]) -> None:
 def check_standing(window: WindowState, move: Move, change: LegalMove) -> None:
     """Check that what the user said that is to stay does stay, the provider's newest compaction, and what nobody has read yet of
     sub-agents' results; such a result may be shortened."""
-    for page in window.kept():
+    for page in order_pages(window):
         if change.at.get(page, Place.IN) != Place.IN:
             raise LawBroken(
                 3, f"{address_of(page)} is what the user said that is to stay", advice="leave it: it is among view.pins"
@@ -138,15 +183,40 @@ def check_standing(window: WindowState, move: Move, change: LegalMove) -> None:
         raise LawBroken(
             3, f"{address_of(compaction)} is the provider's newest compaction", advice="it may leave when a newer one is there"
         )
-    for page in window.unread():
+    for page in unread_pages(window):
         if change.at.get(page, Place.IN) != Place.IN and not (isinstance(move, Fold) and move.pages == (page,)):
             raise LawBroken(3, f"{address_of(page)} was not read yet", advice="shorten it, or wait for the next reply")
+
+
+def unread_pages(window: WindowState) -> list[int]:
+    """Return the results of sub-agents, and of memory's tools, that came since the assistant's last words: nobody has read
+    them."""
+    results = []
+    for key in reversed(window.order):
+        page = window.pages[key[2]]
+        if page.role is Role.ASSISTANT and page.message:
+            break
+        if page.answers and (page.cites or page.sources) and page.id > 0 and page.id not in window.stubs:
+            results.append(page.id)
+    return results
+
+
+def open_loop(window: WindowState, patience: int) -> set[int]:
+    """Return the resident part of the open tool loop: open calls, each with its group."""
+    members = {member for call in window.awaited(patience) for member in window.group(call)}
+    return {standing for member in members if (standing := window.stands_itself(member)) is not None}
+
+
+def _is_awaited(window: WindowState, page: int, patience: int = PATIENCE) -> bool:
+    """Whether a page is among `WindowState.awaited`; without looking at the others."""
+    spoken = window.open.get(page)
+    return spoken is not None and window.spoken_messages - spoken < patience
 
 
 def _rest(window: WindowState, page: int) -> Place:
     """Where a page is after it leaves: folded, if a fold stands for it, or out."""
     fold = window.stand_ins.get(page)
-    return Place.FOLDED if fold is not None and window.is_visible(fold) else Place.OUT
+    return Place.FOLDED if fold is not None and fold in window.shown else Place.OUT
 
 
 def _acts_as(window: WindowState, page: Page) -> Kind:
@@ -204,7 +274,7 @@ def _answered(window: WindowState, call: Page, change: LegalMove) -> set[int]:
 def _replace_stand_in(window: WindowState, page: int, change: LegalMove) -> None:
     """A fold no longer stands for a page that comes back beside it; an excerpt of this page alone leaves."""
     fold = window.stand_ins.get(page)
-    if fold is None or not window.is_visible(fold):
+    if fold is None or fold not in window.shown:
         return
     change.uncover.append(page)
     if window.pages[fold].sources == (page,):
@@ -224,9 +294,9 @@ def check_evict(window: WindowState, move: Evict, patience: int = PATIENCE, *, f
     _unpinned(window, leaving)
     checked = _Seen()
     for page in pages:
-        if not window.is_visible(page.id):
+        if page.id not in window.shown:
             raise KernelError(f"{page.address} is not in the window", advice="evict pages of view.pages only")
-        leaving.update(_followers(window, page, leaving, partial(window.is_awaited, patience=patience), checked, forced=forced))
+        leaving.update(_followers(window, page, leaving, partial(_is_awaited, window, patience=patience), checked, forced=forced))
     return LegalMove(at=_departures(window, leaving), uncover=_uncovered(window, leaving))
 
 
@@ -251,7 +321,7 @@ def _followers(
         return []
     stubs = []
     for member in window.group(page.id):
-        if member in leaving or not window.is_visible(member):
+        if member in leaving or member not in window.shown:
             continue
         if member not in window.stubs:
             raise LawBroken(
@@ -276,9 +346,9 @@ def _leave_alone(window: WindowState, page: Page, leaving: set[int], checked: _S
     number = page.group or page.id
     if number not in checked.thoughts:
         group = window.group(page.id)
-        visible = [member for member in group if window.is_visible(member)]
+        visible = [member for member in group if member in window.shown]
         thoughts = [member for member in visible if _acts_as(window, window.pages[member]) is Kind.REASONING]
-        checked.thoughts[number] = (not any(map(window.is_awaited, group)), leaving.issuperset(thoughts))
+        checked.thoughts[number] = (not any(_is_awaited(window, member) for member in group), leaving.issuperset(thoughts))
     over, all_leave = checked.thoughts[number]
     return (forced or (over and page.id < window.request_page)) and all_leave
 
@@ -389,7 +459,7 @@ def _subsumed(window: WindowState, chosen: set[int]) -> set[int]:
 
 
 def _whole_groups(window: WindowState, chosen: set[int], subsumed: set[int]) -> None:
-    for page in filter(window.is_awaited, [page for page in chosen if page in window.open]):
+    for page in [page for page in chosen if page in window.open and _is_awaited(window, page)]:
         raise LawBroken(6, f"{address_of(page)} is a call without a result yet", advice="wait for its result")
     # Groups are the same from either side: the window is short where the fold is long.
     near = chosen if len(chosen) <= len(window.shown) else window.shown - chosen - subsumed
@@ -483,16 +553,35 @@ def check_bring(window: WindowState, move: Bring) -> LegalMove:
         raise KernelError("a page of which nothing is brought", advice="give its spans, or leave it out")
     if window.awaited():
         raise LawBroken(6, "the window's end is between a call and its result", advice="wait for the results")
-    end = window.prompt_end()
+    end = _prompt_end(window)
     # A rank below that of the originals: before all parts of the message.
     return LegalMove(order=(window.last, 1 - window.last_derived) if end is None else (end, -1))
+
+
+def _prompt_end(window: WindowState) -> int | None:
+    """Return the first page of the prompt's last message, or None if the prompt has no message.
+
+    Results follow their calls in every provider's form, and reasoning its calls: so behind results, or if the assistant spoke
+    last, it is the first page of the assistant's last messages in a row.
+    """
+    end: Page | None = None
+    for key in reversed(window.order):
+        page = window.pages[key[2]]
+        if end is None:
+            if page.message and not (page.role is Role.TOOL and page.answers):
+                end = page
+        elif page.message and page.role is end.role and (page.role is Role.ASSISTANT or page.message == end.message):
+            end = page
+        else:
+            break
+    return None if end is None else end.order[0]
 
 
 def check_retire(window: WindowState, move: Retire) -> LegalMove:
     """A retired page leaves the window, and so does every fold that quotes it (law 9)."""
     pages = known(window, move.pages)
     chosen = {page.id for page in pages}
-    leaving = {page for page in chosen if window.is_visible(page)}
+    leaving = {page for page in chosen if page in window.shown}
     leaving |= window.stand_ins.over(chosen) & window.shown
     leaving |= {page.id for page in window.resident() if page.kind in DERIVED and chosen & set(page.sources)}
     _unpinned(window, leaving | chosen)
@@ -502,7 +591,7 @@ def check_retire(window: WindowState, move: Retire) -> LegalMove:
     # A retired result whose call stays would leave an orphan call: the call goes too.
     for page in pages:
         if page.kind is Kind.RESULT and _call_stays(window, page, leaving):
-            partners = {member for member in window.group(page.id) if window.is_visible(member)} - leaving
+            partners = {member for member in window.group(page.id) if member in window.shown} - leaving
             # One that waits for its result stays, as when a page is forgotten.
             partners -= {standing for call in window.awaited() if (standing := window.stands(call)) is not None}
             _unpinned(window, partners)
@@ -518,7 +607,7 @@ def partners_of(window: WindowState, forgotten: Set[int]) -> set[int]:
     # What is not in memory comes by one query, and not page by page.
     window.pages.fetch(forgotten)
     stays = forgotten | {standing for call in window.awaited() - forgotten if (standing := window.stands(call)) is not None}
-    return {member for page in forgotten for member in window.group(page) if window.is_visible(member) and member not in stays}
+    return {member for page in forgotten for member in window.group(page) if member in window.shown and member not in stays}
 
 
 def check_drop(window: WindowState, forgotten: set[int]) -> LegalMove:
@@ -528,7 +617,7 @@ def check_drop(window: WindowState, forgotten: set[int]) -> LegalMove:
     """
     partners = partners_of(window, forgotten)
     _unpinned(window, partners)
-    leaving = {page for page in forgotten if window.is_visible(page)} | partners
+    leaving = {page for page in forgotten if page in window.shown} | partners
     at = {page: where for page, where in _departures(window, leaving).items() if page not in forgotten}
     for fold in forgotten:
         if fold < 0:

@@ -5,7 +5,7 @@ It becomes one transaction of the store, or is undone back to a savepoint. It do
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -75,6 +75,11 @@ class Pending:
     def changes_state(self) -> bool:
         """Whether it has more than observations."""
         return any(event.act in STATE for event in self.events)
+
+    @property
+    def observations(self) -> Iterator[Event]:
+        """Its events that change no state."""
+        return (event for event in self.events if event.act not in STATE)
 
     def add(self, events: Iterable[Event]) -> None:
         """Append events, with the next numbers, and at times that do not run backwards."""

@@ -21,9 +21,10 @@ from kilburn.kernel.admission import LABEL
 from kilburn.kernel.background import Background
 from kilburn.kernel.consultation import Consultation
 from kilburn.kernel.gaps import handle_of
-from kilburn.kernel.kernel import FORCED_PATIENCE, Kernel
+from kilburn.kernel.kernel import Kernel
+from kilburn.kernel.laws import FORCED_PATIENCE, open_loop, pins_exceed, unread_pages
 from kilburn.kernel.resolve import resolve
-from kilburn.kernel.standing import FRAME, excerpt_tokens, shows, stays_whole
+from kilburn.kernel.standing import FRAME, excerpt_tokens, order_pages, reminder, shows, stays_whole
 from kilburn.kernel.window import GONE, MAX_LABELS, PATIENCE
 from kilburn.message import Kind, Role
 from kilburn.move import Bring, Evict, Fold, Load, Move
@@ -87,8 +88,8 @@ class Planner:
         if asks and not (yield from self._consult(cause, pages, waits=waits)):
             pages = self._begin(cause, change)
         rounds, old_use = 0, -1
-        while kernel.excess and rounds < ROUNDS and kernel.use != old_use:
-            old_use = kernel.use
+        while kernel.excess and rounds < ROUNDS and kernel.window.use != old_use:
+            old_use = kernel.window.use
             if not (yield from self._consult(Cause.PRESSURE, pages, waits=waits)):
                 pages, old_use = self._begin(cause, change), -1
             rounds += 1
@@ -107,12 +108,12 @@ class Planner:
         """Where the policy freed too little, free an eighth of the capacity, oldest groups first: else the next message would
         change the beginning of the prompt again."""
         kernel = self.kernel
-        room = kernel.capacity // 8 - (kernel.capacity - kernel.use)
+        room = kernel.capacity // 8 - (kernel.capacity - kernel.window.use)
         if room <= 0:
             return
         moves = resolve("policies", f"{FALLBACK}(spare={room})").plan(self.view(Cause.PRESSURE, ()))
         for move in moves:
-            if kernel.capacity - kernel.use < kernel.capacity // 8:
+            if kernel.capacity - kernel.window.use < kernel.capacity // 8:
                 self._try(move)
 
     def _begin(self, cause: Cause, change: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:
@@ -194,7 +195,7 @@ class Planner:
             cause=cause,
             pages=window.resident(),
             budget=Budget(kernel.capacity),
-            use=kernel.use,
+            use=window.use,
             wanted=subject,
             turn=window.turn,
             now=kernel.clock(),
@@ -223,10 +224,10 @@ class Planner:
         While that message is the latest of all, it may be shortened.
         """
         window = self.kernel.window
-        older = (page for page in (*window.request_shown(), *window.unread()) if window.pages[page].message != window.turn)
-        pins = self._pinned().union(older, window.kept())
-        if window.orders and (reminder := window.reminder()) is not None:
-            pins = pins.union((reminder,))
+        older = (page for page in (*window.request_shown(), *unread_pages(window)) if window.pages[page].message != window.turn)
+        pins = self._pinned().union(older, order_pages(window))
+        if window.orders and (copy := reminder(window)) is not None:
+            pins = pins.union((copy,))
         return pins.union(*(window.stand_ins.of(page) for page in pins if page < 0))
 
     def _pinned(self) -> frozenset[int]:
@@ -295,7 +296,7 @@ class Planner:
             standing = window.stands_itself(page)
             share = window.cost(page) if whole else self._share() // len(request)
             if standing is None:
-                share = min(share, max(kernel.capacity - kernel.use, 0))
+                share = min(share, max(kernel.capacity - window.use, 0))
             gone_on = kernel.excess and window.pages[page].message != window.turn
             if standing is not None and (window.cost(standing) <= share or not gone_on):
                 continue
@@ -304,7 +305,7 @@ class Planner:
             else:
                 freed = 0 if standing is None else window.cost(standing)
                 point = kernel.savepoint()
-                fits = share + kernel.use - freed <= kernel.capacity and self._try(Load((page,), why="the user's latest message"))
+                fits = share + window.use - freed <= kernel.capacity and self._try(Load((page,), why="the user's latest message"))
                 if fits and window.cost(page) > share and (not self._shorten(window.pages[page], share) or kernel.excess):
                     kernel.undo(point)
 
@@ -321,10 +322,10 @@ class Planner:
             visible = standing is not None and shows(window.pages[standing], page, sentences)
             tokens = FRAME if partial else window.cost(page)
             if standing == page and partial and kernel.excess:
-                point, old_use = kernel.savepoint(), kernel.use
-                if self._try(Fold((page,), keep=sentences, why=STAYS)) and kernel.use >= old_use:
+                point, old_use = kernel.savepoint(), window.use
+                if self._try(Fold((page,), keep=sentences, why=STAYS)) and window.use >= old_use:
                     kernel.undo(point)
-            elif not visible and kernel.use + tokens <= kernel.capacity:
+            elif not visible and window.use + tokens <= kernel.capacity:
                 point = kernel.savepoint()
                 loaded = self._try(Load((page,), why=STAYS))
                 loaded = loaded and (not partial or self._try(Fold((page,), keep=sentences, why=STAYS)))
@@ -337,8 +338,8 @@ class Planner:
         kernel, window = self.kernel, self.kernel.window
         if kernel.capacity <= FAR or window.request_page != window.last:
             return
-        reminder, behind = window.reminder(), 0
-        near = {reminder, *window.kept()}
+        behind = 0
+        near = {reminder(window), *order_pages(window)}
         for page in reversed(window.resident()):
             behind += window.cost(page.id)
             if page.id in near:
@@ -347,7 +348,7 @@ class Planner:
                 break
         orders = [(page, spans) for page, spans in window.orders.items() if window.at(page) not in GONE and page != window.last]
         tokens = sum(excerpt_tokens(spans) for _, spans in orders)
-        if orders and behind > FAR and kernel.use + tokens <= kernel.capacity:
+        if orders and behind > FAR and window.use + tokens <= kernel.capacity:
             self._try(Bring(tuple(orders), why="standing orders, repeated"))
 
     def _share(self) -> int:
@@ -407,12 +408,12 @@ class Planner:
         self._evict_oversized_compaction()
         # If not even an excerpt of the latest message fits its share, it is treated like any other page.
         small = sum(map(window.cost, window.request_shown())) <= 2 * self._share()
-        stays = self._immovable() if small else self._pinned().union(window.kept(), window.unread())
-        loop = window.loop(FORCED_PATIENCE)
+        stays = self._immovable() if small else self._pinned().union(order_pages(window), unread_pages(window))
+        loop = open_loop(window, FORCED_PATIENCE)
         if all(window.pages[page].message != window.turn for page in loop):
             self._make_room(stays | loop)
         self._make_room(stays)
-        self._crowd_out(stays - set(window.unread()))
+        self._crowd_out(stays - set(unread_pages(window)))
         point = kernel.savepoint()
         self._crowd_out(self._pinned())
         if kernel.excess:
@@ -422,7 +423,7 @@ class Planner:
             self._crowd_out(self._pinned())
             self._crowd_out(frozenset(window.pins))
         if kernel.excess:
-            raise kernel.too_much(kernel.use)
+            raise pins_exceed(window, kernel.budget, kernel.capacity, window.use)
 
     def _make_room(self, stays: Set[int]) -> None:
         """Evict the oldest groups that may leave, the user's words last; then calls without a result after which other

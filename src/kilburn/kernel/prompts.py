@@ -50,7 +50,7 @@ class Prompts:
             entries = behind_compaction(entries, kernel.window)
         self._bring(entries)
         prompt = render(
-            transcript(entries, lambda page: self._parts[page.id], kernel.window, kernel.unsigned_to), form, kernel.use
+            transcript(entries, lambda page: self._parts[page.id], kernel.window, kernel.unsigned_to), form, kernel.window.use
         )
         prompt.pages = tuple(page.id for _, page, instead in entries if page is not None and not instead)
         if not kernel.backend.readonly:

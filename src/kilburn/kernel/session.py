@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack, cast
 
+from kilburn import remembered
 from kilburn.arguments import checked
 from kilburn.backend import Digests, SegmentInfo
 from kilburn.budget import Counter
@@ -46,7 +47,7 @@ from kilburn.kernel.replay import last_of, rebuild
 from kilburn.kernel.segment import FREE, Segment
 from kilburn.kernel.session_branches import Branches
 from kilburn.kernel.session_contents import SessionContents
-from kilburn.kernel.session_edits import Edits
+from kilburn.kernel.session_edits import Edits, take_back
 from kilburn.kernel.session_ledger import SessionLedger
 from kilburn.kernel.session_prompts import SessionPrompts, request_data
 from kilburn.kernel.window import WindowState
@@ -275,7 +276,7 @@ class Session(Segment):
             if after is not None and after != self.window.turn:
                 raise self._kernel.overtaken()
             if instead_of:
-                self._kernel.take_back(instead_of)
+                take_back(self._kernel, instead_of)
             first, last = self._kernel.take_in(parsed, time)
             self._kernel.pending.digests = said
             return tuple(range(first, last + 1))
@@ -381,15 +382,23 @@ class Session(Segment):
 
     def _read(self, address: str) -> tuple[Sequence[Page], Sequence[str], list[int]]:
         kernel, window = self._kernel, self.window
-        numbers = kernel.resolve(address)
+        numbers = self._resolve(address)
         window.pages.fetch(numbers)
         pages = [window.pages[number] for number in numbers]
         kernel.contents.fetch(page.digest for page in pages)
-        return pages, [kernel.text_of(page) for page in pages], [page for page in numbers if window.at(page) != Place.IN]
+        return pages, [kernel.text(page) for page in numbers], [page for page in numbers if window.at(page) != Place.IN]
 
     def _resolve(self, address: str) -> list[int]:
         with self.lock:
-            return self._kernel.resolve(address)
+            first, last = parse_address(address)
+            window = self.window
+            if first not in window.pages or last not in window.pages:
+                extent = f"this session has p1-p{window.last}" if window.last else "this session has no pages yet"
+                raise UnknownAddress(f"{address} does not exist in {self.name!r}", advice=extent)
+            pages = [page for page in range(first, last + 1) if window.at(page) != Place.DROPPED]
+            if not pages:
+                raise Forgotten(f"{address} was forgotten", advice="nothing of it is kept")
+            return pages
 
     def _text(self, page: int) -> str:
         with self.lock:
@@ -430,7 +439,7 @@ class Session(Segment):
 
     def _mark(self, act: Act, address: str, **data: Any) -> None:
         def change() -> tuple[int, ...]:
-            pages = self._kernel.resolve(address)
+            pages = self._resolve(address)
             if act is Act.PIN:
                 self._planner.load(pages)
             self._kernel.mark(act, pages, **data)
@@ -442,10 +451,10 @@ class Session(Segment):
         whose, address = self._located(address)
         if whose is not self:
             return whose._forgettable(address)
-        with self._current() as kernel:
+        with self._current():
             first, last = parse_address(address)
             try:
-                kernel.resolve(address)
+                self._resolve(address)
             except Forgotten:
                 if not closure(self._home, {self.number: range(first, last + 1)}):
                     raise
@@ -481,7 +490,9 @@ class Session(Segment):
                     # If nobody has written here, one of them is cited.
                     if not attempts or not self._refresh():
                         raise
-            self._kernel.forget_texts(dropped)
+            self._kernel.window.scrub(dropped)
+            self._kernel.contents.clear()
+            remembered.texts.clear()
             self._prompts.forget(dropped)
         return dropped
 

@@ -15,6 +15,7 @@ from kilburn.event import Act, Data
 from kilburn.forgetting.closure import forget
 from kilburn.kernel.branches import BRANCH, Fork, Inherit, branches_in, fork_of, origin_in
 from kilburn.kernel.drive import run
+from kilburn.kernel.kernel import SHORT
 from kilburn.kernel.window import GONE
 from kilburn.message import Kind, Message, Part, Role, Trust
 from kilburn.page import Page, Place, address_of, span_of
@@ -27,6 +28,9 @@ else:
     Session = object
 
 log = logging.getLogger("kilburn")
+
+BRANCHED = 256
+"""A session whose replay is work for one page in so many, and for `SHORT`, gets a checkpoint when a branch begins from it."""
 
 
 def is_return(page: Page, fork: Fork) -> bool:
@@ -215,8 +219,9 @@ class Branches:
             call_page = window.calls.get(call or "", 0)
             if call is not None and call_page not in window.open:
                 raise KernelError(f"no call {call!r} waits for a result here", advice="fork before the call has its result")
-            if any(event.act is not Act.SHIP for event in kernel.pending.events) or kernel.is_slow_to_read:
-                kernel.flush(closing=kernel.is_slow_to_read)
+            slow_to_read = kernel.work >= max(SHORT, (window.last - window.last_derived) // BRANCHED)
+            if slow_to_read or any(event.act is not Act.SHIP for event in kernel.pending.events):
+                kernel.flush(closing=slow_to_read)
             fork = Fork(
                 forked=session.number,
                 inherit=inherit,

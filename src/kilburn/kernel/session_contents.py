@@ -23,6 +23,9 @@ __all__ = ["SessionContents"]
 CHUNK_PAGES = 500
 """Pages whose texts are read at a time."""
 
+PAGE_BYTES = 2000
+"""Bytes that a page takes in memory, about, with its state and its line in the prompt, and without its text."""
+
 
 @checked
 class SessionContents(SegmentContents):
@@ -109,7 +112,8 @@ class SessionContents(SegmentContents):
     @property
     def size(self) -> int:
         """Bytes that it takes in memory, about."""
-        return self._segment._kernel.size
+        kernel = self._segment._kernel
+        return PAGE_BYTES * kernel.window.pages.held + kernel.contents.size
 
 
 def _without_form(messages: dict[int, Message], damaged: set[int]) -> dict[int, Message]:

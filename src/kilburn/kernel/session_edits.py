@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -12,16 +12,20 @@ from kilburn.arguments import checked
 from kilburn.budget import Budget
 from kilburn.effect import Answer, Ask, Outcome
 from kilburn.errors import InvalidBudget, KernelError, LawBroken
-from kilburn.event import Event
+from kilburn.event import Act, Data, Event
 from kilburn.kernel.capabilities import capabilities
 from kilburn.kernel.drive import run
 from kilburn.kernel.kernel import Kernel
+from kilburn.kernel.laws import check_held, check_paired, check_undo
 from kilburn.kernel.planning import Planner
 from kilburn.kernel.prompts import difference, snapshot
 from kilburn.kernel.receipts import Preview, Receipt, newest_moves, ranges, receipts
 from kilburn.kernel.replay import rebuild
+from kilburn.kernel.standing import packed
+from kilburn.kernel.window import GONE, WindowState
+from kilburn.message import Kind, Message, Part, Role
 from kilburn.model import Model
-from kilburn.move import Evict, Move
+from kilburn.move import Evict, Move, Retire
 from kilburn.page import Place, address_of
 from kilburn.policy import Cause, Policy, View
 
@@ -63,7 +67,7 @@ class Edits:
         """
         with self._session._current() as kernel:
             window = self._session.window
-            residents = [standing for page in kernel.resolve(address) if (standing := window.stands(page)) is not None]
+            residents = [standing for page in self._session._resolve(address) if (standing := window.stands(page)) is not None]
             going = {member for page in residents for member in window.group(page) if window.at(member) == Place.IN}
             if not going:
                 raise KernelError(f"{address} is not in the window", advice="see `kilburn show` for what is")
@@ -99,8 +103,8 @@ class Edits:
                 self._session.backend, self._session.info, self._session.counter, until=receipt.events[0] - 1
             ).window
             with kernel.batch(undone=dry):
-                kernel.undo_moves(earlier, moved_pages, since, receipt.events[1])
-                over = kernel.use - (kernel.capacity if tokens is None else tokens)
+                _undo_moves(kernel, earlier, moved_pages, since, receipt.events[1])
+                over = kernel.window.use - (kernel.capacity if tokens is None else tokens)
                 if over > 0:
                     was = f"what was there before the change at turn {receipt.turn}"
                     raise LawBroken(
@@ -176,7 +180,7 @@ class Edits:
         """Retire pages, pinned or not: no prompt shows them and no search finds them; they stay readable by their address.
         Those that are gone already are passed over. A call that waits for its result gets one that says so, and both go."""
         with self._session._kernel.batch():
-            self._session._kernel.take_back(pages)
+            take_back(self._session._kernel, pages)
             self._session._planner.enforce(eases=True)
 
     def resize(self, budget: Budget) -> None:
@@ -226,3 +230,48 @@ class Edits:
         """Return the view that a policy at the window would get now. It is frozen, and valid until the next change."""
         with self._session._kernel.lock:
             return self._session._planner.view(cause, pages)
+
+
+def take_back(kernel: Kernel, pages: Iterable[int]) -> None:
+    """See `Edits.take_back`; inside the current batch."""
+    window = kernel.window
+    retired = [page for page in pages if page in window.pages and window.at(page) not in GONE]
+    if waiting := [window.pages[page].call for page in retired if page in window.open]:
+        results = [Part(kind=Kind.RESULT, text="[the call was taken back]", call=call) for call in waiting]
+        first, last = kernel.take_in([Message(role=Role.TOOL, parts=(result,)) for result in results])
+        retired += range(first, last + 1)
+    if pinned := [page for page in retired if page in window.pins]:
+        kernel.mark(Act.UNPIN, pinned)
+    if retired:
+        kernel.carry(Retire(pages=tuple(retired), why="retired: the session goes on without it"))
+
+
+def _undo_moves(kernel: Kernel, earlier: WindowState, moved_pages: Set[int], since: Set[int], last: int) -> None:
+    """Put pages back to where they were before the newest moves, inside the current batch.
+
+    Args:
+        earlier, moved_pages, since: see `check_undo`.
+        last: the last event of these moves.
+
+    Raises:
+        LawBroken: a page that they put there is pinned, or a call would be without its result. The caller undoes.
+    """
+    window = kernel.window
+    change = check_undo(window, earlier, moved_pages, since)
+    check_held(window, change)
+    back = tuple(page for page, where in change.at.items() if where == Place.IN)
+    data: Data = {"to": change.places, "undoes": last}
+    if change.uncover:
+        data["uncover"] = change.uncover
+    if change.covers:
+        data["covers"] = list(change.covers.items())
+    restored = {
+        page: sentences
+        for page, sentences in earlier.orders.items()
+        if page not in window.orders and window.at(page) not in GONE and earlier.stands_itself(page) in back
+    }
+    if restored:
+        # A person let go of it by what is taken back.
+        data["standing"] = packed(dict(sorted({**restored, **window.orders}.items())))
+    kernel.record(Act.LOAD, back, policy="user", cause="user", why="undone", **data)
+    check_paired(window, change.at)

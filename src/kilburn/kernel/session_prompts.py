@@ -17,9 +17,11 @@ from kilburn.kernel.kernel import Kernel
 from kilburn.kernel.planning import Planner
 from kilburn.kernel.prompts import Prompts
 from kilburn.kernel.render import Prompt
-from kilburn.kernel.window import WindowState
+from kilburn.kernel.session_edits import take_back
+from kilburn.kernel.window import GONE, WindowState
 from kilburn.message import TRUST_OF_ROLE, Message, Role
 from kilburn.model import Tokens, is_count
+from kilburn.move import Drop
 from kilburn.page import Place
 from kilburn.policy import Cause
 from kilburn.tokens.calibrated import is_plausible
@@ -53,7 +55,7 @@ class SessionPrompts:
     def use(self) -> int:
         """Tokens that the prompt takes now."""
         with self._session.lock:
-            return self._session._kernel.use
+            return self._session._kernel.window.use
 
     @property
     def excess(self) -> int:
@@ -174,12 +176,21 @@ def kernel_of(session: Session, turn: int | None = None, messages: Sequence[Mess
             return
         past = kernel.as_of(session._last_of(turn))
         with past.batch(undone=True):
-            past.leave_out(session.window)
+            _leave_out(past, session.window)
             if messages:
                 past.take_in([_said_then(message, past.window, session.window) for message in messages])
             Planner(past, session._planner.policy, session._planner.name).enforce()
             yield past
         kernel.take_over(past.pending.events)
+
+
+def _leave_out(past: Kernel, present: WindowState) -> None:
+    """Forget and retire in an earlier state, inside the current batch, what is forgotten and retired by now."""
+    window = past.window
+    removed = [page for page in present.gone if page in window.states and window.at(page) not in GONE]
+    if dropped := [page for page in removed if present.at(page) is Place.DROPPED]:
+        past.carry(Drop(pages=tuple(dropped)))
+    take_back(past, (page for page in removed if present.at(page) is Place.RETIRED))
 
 
 def _said_then(message: Message, past: WindowState, present: WindowState) -> Message:

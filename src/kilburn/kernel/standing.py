@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from kilburn.page import Page, Span
+
+if TYPE_CHECKING:
+    from kilburn.kernel.window import WindowState
 
 Standing = Mapping[int, tuple[Span, ...]]
 """Pages, oldest first, each with the spans of its orders."""
@@ -162,6 +165,24 @@ def shows(page: Page, of: int, sentences: Sequence[Span]) -> bool:
         return True
     kept = page.spans if page.sources == (of,) else next((spans for source, spans in page.parts if source == of), ())
     return bool(sentences) and all(any(start <= first and last <= stop for start, stop in kept) for first, last in sentences)
+
+
+def order_pages(window: WindowState) -> list[int]:
+    """Return the pages in the prompt that show the standing orders. Of a long message that is an excerpt; the whole message may
+    leave."""
+    return [
+        standing
+        for page, sentences in window.orders.items()
+        if (standing := window.stands_itself(page)) is not None
+        and (standing < 0 or stays_whole(window.pages[page], sentences))
+        and shows(window.pages[standing], page, sentences)
+    ]
+
+
+def reminder(window: WindowState) -> int | None:
+    """Return the newest copy in the prompt whose sources are all pages with standing orders, or None."""
+    copies = map(window.pages.__getitem__, sorted(window.copies()))
+    return next((page.id for page in copies if all(source in window.orders for source in page.sources)), None)
 
 
 def packed(standing: Standing) -> list[list[int]]:

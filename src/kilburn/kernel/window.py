@@ -23,7 +23,7 @@ from kilburn.kernel.gaps import Gap, Gaps, Key, handle_of
 from kilburn.kernel.pages import Calls, PagesById
 from kilburn.kernel.sheets import sheets_of
 from kilburn.kernel.stand_ins import StandIns
-from kilburn.kernel.standing import shows, stays_whole, unpacked
+from kilburn.kernel.standing import unpacked
 from kilburn.message import Kind, Role, Trust
 from kilburn.page import ATOMIC, Page, Place, Span, make_tombstone
 from kilburn.wire.sent import COMPACTION, OPENING, sent_name
@@ -111,12 +111,13 @@ class WindowState:
         # The standing orders of the user, oldest first: pages, each with the spans of its orders.
         self.orders: Mapping[int, tuple[Span, ...]] = {}
         self.seen = 0
-        self._order: list[Key] = []
+        # The keys of what is in the prompt, pages and stubs, in window order.
+        self.order: list[Key] = []
         # Results that stand as a handle in place, with what the handle costs.
         self.stubs: dict[int, int] = {}
         self._taken = 0
         # The stretches that are out.
-        self.gaps = Gaps(self._cost_of_gap, self._order)
+        self.gaps = Gaps(self._cost_of_gap, self.order)
         # Originals that are in the prompt whole or not at all, in order; handles name the newest.
         self.atomic: list[int] = []
         # Of these, the providers' compactions.
@@ -126,9 +127,10 @@ class WindowState:
         # Of `use`, what open calls in the prompt take: each, and all together; None where that is not known.
         self._waiting: dict[int, int] | None = None
         self._waited = 0
-        # Of `_order`, the pages that each provider's form sends as somebody's words.
+        # Of `order`, the pages that each provider's form sends as somebody's words.
         self._spoken: list[Key] = []
-        self._journal: list[Callable[[], object]] = []
+        # Steps that undo the batch so far, the last one first; each undoes a change here or, by the kernel, beside the window.
+        self.journal: list[Callable[[], object]] = []
         # The states before the batch of what it has moved so far; None of what is new.
         self._before: dict[int, State | None] = {}
 
@@ -143,9 +145,9 @@ class WindowState:
             setattr(twin, name, getattr(self, name).copy())
         twin.pages = self.pages.part([*self.shown, *self.open, *self.request, *self.orders])
         self._own_groups, twin._own_groups, twin._together = set(), set(), {}
-        twin.stand_ins, twin.stubs, twin._order = self.stand_ins.copy(), self.stubs.copy(), self._order.copy()
+        twin.stand_ins, twin.stubs, twin.order = self.stand_ins.copy(), self.stubs.copy(), self.order.copy()
         twin._spoken, twin._waiting = self._spoken.copy(), None
-        twin.gaps, twin._journal, twin._before = self.gaps.copy(twin._cost_of_gap, twin._order), [], {}
+        twin.gaps, twin.journal, twin._before = self.gaps.copy(twin._cost_of_gap, twin.order), [], {}
         twin._resident = self._resident and self._resident.copy()
         return twin
 
@@ -177,8 +179,8 @@ class WindowState:
             self.stand_ins.put(pages, fold)
         self.made.update(page for page in self.shown if page < 0)
         self.pages.fetch([*self.shown, *self.open, *self.request])
-        self._order[:] = sorted((*self.pages[page].order, page) for page in self.shown)
-        self._spoken = [key for key in self._order if _speaks(self.pages[key[2]])]
+        self.order[:] = sorted((*self.pages[page].order, page) for page in self.shown)
+        self._spoken = [key for key in self.order if _speaks(self.pages[key[2]])]
         self._taken = sum(stubs[page] if page in stubs else self.cost(page) for page in self.shown)
         self.gaps.adopt({page: self.costs[page] for page in out if page > 0}, gaps)
 
@@ -232,12 +234,12 @@ class WindowState:
     def resident(self) -> tuple[Page, ...]:
         """The resident pages, in window order, with their costs in this window."""
         if self._resident is None:
-            self._resident = [self.priced(key[2]) for key in self._order if key[2] not in self.stubs]
+            self._resident = [self.priced(key[2]) for key in self.order if key[2] not in self.stubs]
         return tuple(self._resident)
 
     def visible(self) -> Iterator[Page]:
         """Resident pages and stubs, in window order."""
-        return (self.pages[key[2]] for key in self._order)
+        return (self.pages[key[2]] for key in self.order)
 
     def group(self, page: int) -> tuple[int, ...]:
         """All pages that move together with this one, itself included."""
@@ -247,10 +249,6 @@ class WindowState:
         if number not in self._together:
             self._together[number] = tuple(self.groups[number])
         return self._together[number]
-
-    def is_visible(self, page: int) -> bool:
-        """Whether a page, or its stub, is in the prompt."""
-        return page in self.shown
 
     def stands(self, page: int) -> int | None:
         """What is in the prompt for a page: itself or its stub, a fold that cites it, or nothing."""
@@ -273,63 +271,11 @@ class WindowState:
         """The pages that stand for the user's latest message, which stays until the next one."""
         return [standing for page in self.request if (standing := self.stands_itself(page)) is not None]
 
-    def kept(self) -> list[int]:
-        """The pages that show what the user said that is to stay (see `kilburn.kernel.standing`). Of a long message that is an
-        excerpt; the whole message may leave."""
-        return [
-            standing
-            for page, sentences in self.orders.items()
-            if (standing := self.stands_itself(page)) is not None
-            and (standing < 0 or stays_whole(self.pages[page], sentences))
-            and shows(self.pages[standing], page, sentences)
-        ]
-
-    def reminder(self) -> int | None:
-        """The newest copy in the prompt whose sources are all pages with standing orders, or None."""
-        copies = map(self.pages.__getitem__, sorted(self.copies()))
-        return next((page.id for page in copies if all(source in self.orders for source in page.sources)), None)
-
     @property
     def compaction(self) -> int | None:
         """The newest compaction by a provider that is not forgotten or retired, in the prompt or not: the provider knows what was
         before only from it. None if there is none."""
         return next((page for page in reversed(self.compactions) if page not in self.gone), None)
-
-    def unread(self) -> list[int]:
-        """Results of sub-agents, and of memory's tools, that came since the assistant's last words: nobody has read them."""
-        results = []
-        for key in reversed(self._order):
-            page = self.pages[key[2]]
-            if page.role is Role.ASSISTANT and page.message:
-                break
-            if page.answers and (page.cites or page.sources) and page.id > 0 and page.id not in self.stubs:
-                results.append(page.id)
-        return results
-
-    def newest(self) -> range:
-        """The originals of the message that was admitted last."""
-        first = self.last
-        while first > 1 and self.pages[first - 1].message == self.turn:
-            first -= 1
-        return range(first, self.last + 1)
-
-    def prompt_end(self) -> int | None:
-        """Return the first page of the prompt's last message, or None if the prompt has no message.
-
-        Results follow their calls in every provider's form, and reasoning its calls: so behind results, or if the assistant spoke
-        last, it is the first page of the assistant's last messages in a row.
-        """
-        end: Page | None = None
-        for key in reversed(self._order):
-            page = self.pages[key[2]]
-            if end is None:
-                if page.message and not (page.role is Role.TOOL and page.answers):
-                    end = page
-            elif page.message and page.role is end.role and (page.role is Role.ASSISTANT or page.message == end.message):
-                end = page
-            else:
-                break
-        return None if end is None else end.order[0]
 
     def copies(self) -> frozenset[int]:
         """The copies beside their sources that are in the prompt (see `Bring`): excerpts that stand for nothing."""
@@ -352,16 +298,6 @@ class WindowState:
         """Open calls: less than `patience` messages of the user and the assistant came after them. They may not leave;
         calls that wait longer are abandoned."""
         return {call for call, spoken in self.open.items() if self.spoken_messages - spoken < patience}
-
-    def is_awaited(self, call: int, patience: int = PATIENCE) -> bool:
-        """Whether a page is among those; without looking at the others."""
-        spoken = self.open.get(call)
-        return spoken is not None and self.spoken_messages - spoken < patience
-
-    def loop(self, patience: int) -> set[int]:
-        """The resident part of the open tool loop: open calls, each with its group."""
-        members = {member for call in self.awaited(patience) for member in self.group(call)}
-        return {standing for member in members if (standing := self.stands_itself(member)) is not None}
 
     def handle(self, gap: Gap) -> str:
         """Return the handle of a gap. It says what the newest attachments are that are out there."""
@@ -390,7 +326,7 @@ class WindowState:
                 return True
             first = next(iter(self.gaps), None)
             return first is not None and first[0] < key[0]
-        return not self._order or len(self.gaps) > 0
+        return not self.order or len(self.gaps) > 0
 
     # What changes it
 
@@ -408,7 +344,7 @@ class WindowState:
                 state = State(at=Place(event.data["at"])) if "at" in event.data else IN
                 if len(set(event.pages)) < len(event.pages) or not self.states.keys().isdisjoint(event.pages):
                     raise StoreCorrupt(f"event {event.number} admits a page that was there", advice="run `kilburn fsck`")
-                self.add([_page_of(event, number, pages) for number in event.pages], state)
+                self._add([_page_of(event, number, pages) for number in event.pages], state)
             case Act.RETIRE | Act.RESTORE | Act.DROP if "at" in event.data:
                 # In a collection nothing else moves.
                 for number in event.pages:
@@ -425,7 +361,7 @@ class WindowState:
             orders = unpacked(event.data["standing"])
             if not self.pages.has_all(set(orders)):
                 raise StoreCorrupt(f"event {event.number} keeps a page that is missing", advice="run kilburn fsck")
-            self._journal.append(partial(setattr, self, "orders", self.orders))
+            self.journal.append(partial(setattr, self, "orders", self.orders))
             self.orders = orders
 
     def _enact_move(self, event: Event, pages: Mapping[int, Page]) -> None:
@@ -436,27 +372,27 @@ class WindowState:
                 self._set(number, State(at=Place.DROPPED) if dropped else msgspec.structs.replace(state, at=Place(where)))
                 if dropped and (cost := self.cost(number)) != (tokens := self.pages[number].tokens):
                     # There is no text any more that a replay could count again: it costs what it cost when it was made.
-                    self._journal.append(partial(self._reprice, number, cost))
+                    self.journal.append(partial(self._reprice, number, cost))
                     self._reprice(number, tokens)
         if "uncover" in event.data:
-            self._journal.append(self.stand_ins.take(event.data["uncover"]))
+            self.journal.append(self.stand_ins.take(event.data["uncover"]))
             self._waiting = None
         for back, covered in event.data.get("covers", ()):
-            self._journal.append(self.stand_ins.put(covered, back))
+            self.journal.append(self.stand_ins.put(covered, back))
             self._waiting = None
         fold = event.data.get("fold")
         if fold is not None:
             # The event says what it stands for only if that differs from what it cites.
-            self._journal.append(self.stand_ins.put(event.data.get("cover", event.pages), fold))
-            self.add([_page_of(event, fold, pages)], IN)
+            self.journal.append(self.stand_ins.put(event.data.get("cover", event.pages), fold))
+            self._add([_page_of(event, fold, pages)], IN)
         self._use = None
 
-    def add(self, pages: Sequence[Page], state: State) -> None:
+    def _add(self, pages: Sequence[Page], state: State) -> None:
         """Add new pages in their state."""
         length, atomic = len(self.request), len(self.atomic)
         former = _Former(self.last, self.last_derived, self.turn, self.spoken_messages, self.request, length, self.seen, atomic)
         added: list[tuple[Page, int | None]] = []
-        self._journal.append(partial(self._remove_added, added, former))
+        self.journal.append(partial(self._remove_added, added, former))
         for page in pages:
             self.pages[page.id] = page
             self.costs.setdefault(page.id, page.tokens)
@@ -520,7 +456,7 @@ class WindowState:
         return spoken
 
     def _remove_added(self, added: Sequence[tuple[Page, int | None]], former: _Former) -> None:
-        """Undo `add`: the pages, each with how many messages there were before the call that it answered."""
+        """Undo `_add`: the pages, each with how many messages there were before the call that it answered."""
         for page, answered in reversed(added):
             if page.kind is Kind.CALL and page.id > 0:
                 self._close(page.id)
@@ -545,7 +481,7 @@ class WindowState:
     def _set(self, page: int, state: State) -> None:
         old_state = self.states[page]
         if old_state != state:
-            self._journal.append(lambda: self._put(page, state, old_state))
+            self.journal.append(lambda: self._put(page, state, old_state))
             self._put(page, old_state, state)
 
     def _set_plain(self, pages: Sequence[int], where: Place) -> Sequence[int]:
@@ -555,7 +491,7 @@ class WindowState:
         plain = {page for page in candidates & set(pages) if page > 0}.difference(self.pins, self.importance, self.open)
         if plain:
             chosen, origin = [page for page in pages if page in plain], Place.FOLDED if where is Place.OUT else Place.OUT
-            self._journal.append(partial(self._shift, chosen, where, origin))
+            self.journal.append(partial(self._shift, chosen, where, origin))
             self._shift(chosen, origin, where)
             return [page for page in pages if page not in plain]
         return pages
@@ -614,14 +550,14 @@ class WindowState:
     def _put_in_order(self, page: int, old: Place | None, new: Place | None) -> None:
         key = (*self.pages[page].order, page)
         # Usually a page is added at the end. Otherwise the list is rebuilt on next use.
-        if self._resident is not None and new == Place.IN and old not in VISIBLE and (not self._order or key > self._order[-1]):
+        if self._resident is not None and new == Place.IN and old not in VISIBLE and (not self.order or key > self.order[-1]):
             self._resident.append(self.priced(page))
         else:
             self._resident = None
         if old in VISIBLE:
             self._taken -= self.stubs.pop(page) if old == Place.STUB else self.cost(page)
             if new not in VISIBLE:
-                del self._order[bisect_left(self._order, key)]
+                del self.order[bisect_left(self.order, key)]
                 if (at := bisect_left(self._spoken, key)) < len(self._spoken) and self._spoken[at] == key:
                     del self._spoken[at]
                 self.gaps.close(key)
@@ -629,7 +565,7 @@ class WindowState:
             if old not in VISIBLE:
                 if old == Place.OUT and page > 0:
                     self.gaps.remove(page)
-                insort(self._order, key)
+                insort(self.order, key)
                 if _speaks(self.pages[page]):
                     insort(self._spoken, key)
                 self.gaps.part(key)
@@ -645,27 +581,18 @@ class WindowState:
 
     # The journal
 
-    @property
-    def journal_position(self) -> int:
-        """The number of steps that can be undone: a position for `rollback`."""
-        return len(self._journal)
-
-    def on_rollback(self, undo: Callable[[], object]) -> None:
-        """Add a function that undoes another change of the batch, outside the window."""
-        self._journal.append(undo)
-
     def rollback(self, position: int = 0) -> None:
         """Undo, back to a position in the journal."""
-        while len(self._journal) > position:
-            self._journal.pop()()
+        while len(self.journal) > position:
+            self.journal.pop()()
         if not position:
             self._before.clear()
         self._use = None
 
     def keep(self) -> bool:
         """Keep all changes, and begin a new journal. Returns whether there were any."""
-        changed = bool(self._journal)
-        self._journal.clear()
+        changed = bool(self.journal)
+        self.journal.clear()
         self._before.clear()
         return changed
 
