@@ -403,7 +403,7 @@ def rebuild(store: Store, clock: Clock, saved: ArchivedSession) -> Session:
             if holes:
                 kernel.carry(Drop(pages=tuple(holes), why="forgotten before it was exported"))
             if saved.state is not None:
-                _restore(kernel, saved.state)
+                _restore(session, kernel, saved.state)
     except KilburnError as error:
         error.add_note(f"in {saved.where or saved.name}")
         raise
@@ -411,13 +411,14 @@ def rebuild(store: Store, clock: Clock, saved: ArchivedSession) -> Session:
     return session
 
 
-def _restore(kernel: Kernel, state: _State) -> None:
+def _restore(session: Session, kernel: Kernel, state: _State) -> None:
     """Restore which pages are retired or pinned, and their importance."""
+    resolve = session.contents.resolve
     kernel.mark(Act.UNPIN, sorted(kernel.window.pins))
-    retired = [page for address in state.retired for page in kernel.resolve(address)]
+    retired = [page for address in state.retired for page in resolve(address)]
     if retired:
         kernel.carry(Retire(pages=tuple(retired)))
     for address in state.pinned:
-        kernel.mark(Act.PIN, kernel.resolve(address))
+        kernel.mark(Act.PIN, resolve(address))
     for address, importance in state.marks.items():
-        kernel.mark(Act.RATE, kernel.resolve(address), importance=importance)
+        kernel.mark(Act.RATE, resolve(address), importance=importance)

@@ -87,7 +87,7 @@ class Kernel:
     """Carries out what the laws allow, in batches.
 
     Its parts are the `window` (which page is where), the batch that is `pending`, the `contents` (cached texts), the
-    figures of the `ledger`, and the `usage` of pages.
+    figures of the `ledger`, and the `usage` of pages. `work` is what a replay since the newest checkpoint takes; see `work_of`.
 
     Args:
         info: with the number 0 where the store has no such session yet; the first batch that is written begins it.
