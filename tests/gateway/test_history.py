@@ -612,3 +612,11 @@ def test_a_reply_whose_id_is_not_kept_is_not_acknowledged(tmp_path: Path) -> Non
         with kilburn.open(path, readonly=True, embedder=None, tokenizer="chars/4") as elsewhere:
             events = elsewhere.session(conversation.name).ledger.events(act=Act.NOTE)
             assert [event.data["turn"] for event in events if "reply" in event.data][-1] == 2
+
+
+def test_a_history_that_ends_as_a_session_of_one_message_of_the_assistant(histories: Histories) -> None:
+    greeted = take(histories, [assistant("How can I help?")])
+    histories.give(greeted)
+    other = take(histories, [user("Begin with a greeting."), assistant("How can I help?")])
+    assert other.name != greeted.name
+    assert visible(histories.store, greeted.name) == ["How can I help?"]

@@ -671,8 +671,8 @@ class Histories:
             if len(conversation.chain) == count:
                 conversation.kept = count
             for at in {len(conversation.digests) - more for more in (0, len(rest), len(rest) + 1)}:
-                tail = conversation.digests[at:] if at > 0 else [b""]
-                if tail == rest[: len(tail)] or (tail[:-1] == rest and is_spoken(tail[-1])):
+                tail = conversation.digests[at:]
+                if at > 0 and (tail == rest[: len(tail)] or (tail[:-1] == rest and is_spoken(tail[-1]))):
                     skipped = conversation.has(digests[:end], at, request.read)
                     # A forgotten message may have had any content.
                     sure = skipped == 0 and not conversation.gaps
