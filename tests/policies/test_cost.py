@@ -165,3 +165,33 @@ def test_what_memory_brought_from_another_session_stays_whole(policy: str) -> No
         session.append(found.message("c"))
         assert session.counter.count(found.text) > session.prompts.capacity // 2
         assert session.render()[-1]["content"] == found.text
+
+
+@pytest.mark.parametrize("policy", ["cost", "hybrid"])
+@pytest.mark.parametrize("lines", [1_000, 3_000])
+def test_parallel_results_that_do_not_fit_together_are_shortened_alike(policy: str, lines: int) -> None:
+    """The agent reads something of each, instead of an address where its whole exchange was."""
+    session = Store(Sqlite(":memory:"), Budget(8000), policy, tokenizer="chars/4", clock=FakeClock()).session("a")
+    session.append({"role": "user", "content": "Read the five files."})
+    calls = ["a", "b", "c", "d", "e"]
+    session.append(
+        {
+            "role": "assistant",
+            "content": [{"type": "tool_use", "id": call, "name": "read", "input": {"path": call}} for call in calls],
+        }
+    )
+    results = ["\n".join(f"{call}{line} = compute({line * 7})" for line in range(lines)) for call in calls]
+    session.append(
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": call, "content": result}
+                for call, result in zip(calls, results, strict=True)
+            ],
+        }
+    )
+    prompt = session.render(format="messages")
+    sizes = [len(block["content"]) // 4 for block in prompt[-1]["content"] if block["type"] == "tool_result"]
+    assert len(sizes) == len(calls)
+    assert min(sizes) > 800
+    assert prompt.tokens <= 8000

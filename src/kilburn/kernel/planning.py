@@ -360,7 +360,7 @@ class Planner:
         return self.kernel.capacity - sum(map(self.kernel.window.cost, self._pinned())) - self._handle
 
     def _shorten_oversized(self, arrivals: tuple[int, ...]) -> None:
-        """Replace a message that cannot fit by its head and tail."""
+        """Replace pages that cannot fit by their heads and tails, all of which fit together."""
         window = self.kernel.window
         room = self._room()
         calls = [number for number in arrivals if number in window.open and number not in window.pins]
@@ -369,10 +369,13 @@ class Planner:
             for number in calls:
                 if window.cost(number) > room // len(calls):
                     self._shorten(window.pages[number], room // (len(calls) + 1))
+        oversized: list[Page] = []
         for number in arrivals:
             page = window.pages[number]
             if number not in window.pins and window.at(number) == Place.IN and page.tokens > room and not page.is_atomic:
-                self._shorten(page, room // 2)
+                oversized.append(page)
+        for page in oversized:
+            self._shorten(page, room // (len(oversized) + 1))
 
     def _shorten(self, page: Page, tokens: int) -> bool:
         """Put head and tail in place of a page; False if not even this helps."""

@@ -23,6 +23,9 @@ MAX_TOKENS_READ = 200_000
 """Tokens of leaving pages, newest first, from whose lines one excerpt is chosen, besides those of earlier excerpts: all
 in a window of 200,000 or less. It bounds the time of a plan."""
 
+LATEST_SHARE = 0.75
+"""Share of the window, without its pins, that is left to the latest message if it does not fit."""
+
 LATEST = 128
 """Newest pages in which the agent's latest words are looked for."""
 LIFE = 38
@@ -129,10 +132,15 @@ def unread(view: View, recalled: int, answered: int) -> int:
 
 def shorten_latest(view: View, whole: int) -> tuple[list[Move], int]:
     """Excerpts of new pages that are too long to stay whole, and the tokens that they save. What memory brought stays whole: it
-    was asked for, and its tool has a bound of its own."""
+    was asked for, and its tool has a bound of its own. The results of parallel calls share the room: if more stayed than the
+    window holds, the whole exchange would leave, and the agent would read nothing of it."""
     folds: list[Move] = []
     saved = 0
-    for page in view.latest():
+    latest = view.latest()
+    room = view.budget.capacity - sum([view.page(page).tokens for page in view.pins])
+    if sum([min(page.tokens, whole) for page in latest]) > room:
+        whole = min(whole, max(_equal_share([page.tokens for page in latest], LATEST_SHARE * room), whole // 8))
+    for page in latest:
         if page.tokens <= whole or page.id in view.pins or page.kind not in (Kind.RESULT, Kind.TEXT) or _is_brought(view, page):
             continue
         text = view.text(page.id)
@@ -146,6 +154,17 @@ def shorten_latest(view: View, whole: int) -> tuple[list[Move], int]:
             folds.append(Fold(pages=(page.id,), keep=keep, why=f"{page.tokens} tokens, too long to stay whole"))
             saved += page.tokens - view.handle - view.count(join(text, keep))
     return folds, saved
+
+
+def _equal_share(sizes: Sequence[int], room: float) -> int:
+    """Return the size to which the largest of these must be cut so that all fit into the room."""
+    remaining = max(room, 0.0)
+    for index, size in enumerate(sorted(sizes)):
+        share = remaining / (len(sizes) - index)
+        if size > share:
+            return int(share)
+        remaining -= size
+    return max(sizes, default=0)
 
 
 def _is_brought(view: View, page: Page) -> bool:
