@@ -345,8 +345,8 @@ class Kernel:
         """The exact text of a page.
 
         Raises:
-            UnknownAddress, Forgotten. StoreCorrupt: the text was altered. StoreStale: another writer went on with the session, and may
-                have forgotten the page.
+            UnknownAddress, Forgotten. StoreCorrupt: the text was altered. StoreStale: another writer went on with the session,
+                and may have forgotten the page.
         """
         window = self.window
         row = window.pages.get(page)
