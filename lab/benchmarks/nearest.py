@@ -1,4 +1,4 @@
-"""Search in PostgreSQL beside a file: by words, by vectors and both, and what an index of vectors finds, costs and forgets.
+"""Compare search in PostgreSQL with search in a file, by words and by vectors, and measure an index of vectors.
 
     python lab/benchmarks/nearest.py
     python lab/benchmarks/nearest.py --counts 1000 --searches 10
@@ -6,10 +6,10 @@
     python lab/benchmarks/nearest.py --counts 25000 --searches 50 --crowd
     python lab/benchmarks/nearest.py --counts 10000,100000 --searches 40 --each
 
-Vectors are made up around topics, or read. With `--crowd` another tenant of the database has as many vectors, which are the
-same. `back` is how many come back of 50. Processor time is of this process and of the server's together. A round trip is an
-answer that is waited for. `--each` asks as a user does, by `Store.search`, one question after another, and tells the client's
-processor time of each from the server's.
+The vectors are synthetic, around topics, or read from a file. With `--crowd` another tenant of the database has the same vectors.
+`back` is the number of hits out of 50. Processor time is the sum of this process and the server. A round trip is a reply that the
+client waits for. `--each` searches as a user does, by `Store.search`, one question after another, and reports the processor time
+of the client and of the server separately.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Ready:
 
 
 def made_up(count: int) -> Any:
-    """Vectors of length 1 around random topics, which differ most in few directions, as those of texts do."""
+    """Return unit vectors around random topics, which differ most in few directions, like the vectors of texts."""
     generator = np.random.default_rng(1)
     reach = (np.arange(1, 385) ** -0.5).astype(np.float32)
     topics = generator.normal(size=(max(8, count // 50), len(reach))).astype(np.float32) * reach

@@ -339,7 +339,7 @@ class WordIndex(Protocol):
         segments are left out.
 
         Args:
-            by_user: whether only what the user said is searched, see `Page.is_by_user`.
+            by_user: search only the user's messages, see `Page.is_by_user`.
         """
         ...
 

@@ -67,16 +67,17 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Find(msgspec.Struct, frozen=True, kw_only=True):
-    """Search what this session has below the window, by the search that people and models use.
+    """Search the session's pages outside the window, with the search that people and models use.
 
     Args:
         query: free text; its rare words count most.
-        limit: hits at most.
-        tokens: that the hits may take at most; 0 for 200 for each of `limit`.
-        abstain: whether nothing is found where no answer is likely.
-        shown: ids of the pages that the prompt shows; None for all that are whole in the window. They are no hits.
-        by_words: whether it searches by words alone: nothing is embedded, so it costs about half.
-        by_user: whether only what the user said is searched, by words alone.
+        limit: maximum number of hits.
+        tokens: maximum total tokens of the hits; 0 for 200 times `limit`.
+        abstain: return no hits if none is likely to be an answer.
+        shown: ids of the pages that the prompt shows, which are excluded from the hits; None for all pages that are whole in the
+            window.
+        by_words: search by words only. Nothing is embedded, so it costs about half.
+        by_user: search only the user's messages, by words only.
     """
 
     query: str

@@ -377,17 +377,17 @@ class _Door:
         except msgspec.ValidationError as error:
             return _failed("InvalidArguments", str(error)[:300], f"see the input schema of {params.name}")
         except UnicodeError:
-            return _failed("InvalidArguments", "a text with half a character in it", "send whole characters")
+            return _failed("InvalidArguments", "a text with an incomplete character (a lone surrogate)", "send valid Unicode")
         except KilburnError as error:
             return _failed(type(error).__name__, f"{error.boundary}: {error.what}", error.advice)
         except Exception as error:  # noqa: BLE001 -- a defect ends one call; it is in the log
             return _failed("InternalError", *_defect(params.name, error))
 
     def list_resources(self, params: types.PaginatedRequestParams | None) -> types.ListResourcesResult:
-        """Return a page of the resources, oldest first. A cursor is the number of the last segment of the page before."""
+        """Return a page of the resources, oldest first. A cursor is the number of the previous page's last segment."""
         cursor = (params.cursor if params else None) or "0"
         if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 19):
-            raise MCPError(types.INVALID_PARAMS, "no cursor of this list; begin without one")
+            raise MCPError(types.INVALID_PARAMS, "invalid cursor; omit it to start at the beginning")
         infos = [info for info in self._seen().values() if info.kind in LISTED_KINDS and info.number > int(cursor)]
         resources = [
             types.Resource(uri=_uri(info), name=info.name, mime_type="text/plain", description=str(info.kind))
@@ -397,7 +397,7 @@ class _Door:
         return types.ListResourcesResult(resources=resources, next_cursor=following)
 
     def list_templates(self, params: Any) -> types.ListResourceTemplatesResult:
-        forms = (("session", "name", "A session, as it was said"), ("memory", "user", "What is true now of a user"))
+        forms = (("session", "name", "The messages of a session"), ("memory", "user", "The facts about a user that are true now"))
         templates = [
             types.ResourceTemplate(uri_template=f"kilburn://{kind}/{{{of}}}", name=kind, description=description)
             for kind, of, description in forms
@@ -423,7 +423,7 @@ class _Door:
         prompt = PROMPTS.get(params.name)
         text = (params.arguments or {}).get(prompt.argument, "") if prompt is not None else ""
         if prompt is None or not text.strip():
-            raise MCPError(types.INVALID_PARAMS, "no such prompt, or its argument is missing; see prompts/list")
+            raise MCPError(types.INVALID_PARAMS, "unknown prompt, or missing argument; see prompts/list")
         content = types.TextContent(type="text", text=prompt.words.replace("{}", text))
         return types.GetPromptResult(description=prompt.description, messages=[types.PromptMessage(role="user", content=content)])
 
@@ -548,7 +548,7 @@ def server(
 
 
 def _handler(answer: Callable[[Any], Any]) -> Callable[[Any, Any], Awaitable[Any]]:
-    """Return the handler of a request, which is answered in a thread. Errors become those of MCP."""
+    """Return a handler that answers requests in a thread, and converts errors to MCP errors."""
 
     async def handle(context: Any, params: Any) -> Any:
         try:

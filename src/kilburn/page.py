@@ -138,7 +138,7 @@ class Page(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tr
 
     @property
     def is_by_user(self) -> bool:
-        """Whether it is a text of the user."""
+        """Whether this is a text of the user."""
         return self.role is Role.USER and self.kind is Kind.TEXT and self.trust >= Trust.USER
 
     @property

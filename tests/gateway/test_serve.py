@@ -110,7 +110,7 @@ def test_what_each_worker_has_for_itself_is_said_where_it_is_set() -> None:
     told = kilburn("serve", "--help").out
     assert "The limits running, bodies and connections hold for each of them." in " ".join(told.replace("│", " ").split())
     model = (docs / "explanation" / "threat-model.md").read_text()
-    assert f"| requests at once of a key; of a process | {bounds.per_key}; {bounds.running} |" in model
+    assert f"| concurrent requests of a key; of a process | {bounds.per_key}; {bounds.running} |" in model
 
 
 def test_limits_are_read_and_checked() -> None:

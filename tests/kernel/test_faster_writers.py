@@ -14,20 +14,22 @@ import apsw
 import msgspec
 import pytest
 
+import kilburn
 from kilburn import Store
 from kilburn.backend import Batch, SegmentInfo, State
 from kilburn.backends.sqlite import Sqlite
 from kilburn.backends.upkeep import inspect_store
 from kilburn.budget import Budget
 from kilburn.collections.collection import Collection as Memory
-from kilburn.errors import Forgotten, KilburnError, StoreBusy, StoreFull
+from kilburn.errors import Forgotten, KilburnError, StoreBusy, StoreFull, StoreStale
 from kilburn.event import Act
 from kilburn.kernel.segment import FREE
 from kilburn.kernel.session import Session
 from kilburn.memory.brought import keep
 from kilburn.message import Kind, Message, Part, Role
-from kilburn.move import Add
+from kilburn.move import Add, Move
 from kilburn.page import Page, Place
+from kilburn.policy import Acts, View
 from kilburn.testing.laws import check_collection, check_laws
 from kilburn.testing.stores import batch_of
 
@@ -40,6 +42,7 @@ class Overtaken(Sqlite):
     do: Callable[[], Any] | None = None
     before_alone: Callable[[], Any] | None = None
     before_read: Callable[[list[tuple[int, int]]], Any] | None = None
+    after_read: Callable[[], Any] | None = None
     before_pages: Callable[[int], Any] | None = None
     after_name: Callable[[str], Any] | None = None
     done = 0
@@ -65,7 +68,10 @@ class Overtaken(Sqlite):
         self._reads.update(wanted)
         if self.before_read is not None:
             self.before_read(wanted)
-        return super().read(wanted)
+        rows = super().read(wanted)
+        if self.after_read is not None and rows:
+            self.after_read()
+        return rows
 
     def pages(self, segment: int) -> Iterator[tuple[Page, State]]:
         if self.before_pages is not None:
@@ -120,6 +126,7 @@ class Two:
 
     def close(self) -> None:
         self.disk.do = self.disk.before_alone = self.disk.before_read = self.disk.before_pages = self.disk.after_name = None
+        self.disk.after_read = None
         self.other.close()
         self.store.close()
 
@@ -462,3 +469,45 @@ def test_who_reads_does_not_wait_while_somebody_waits_to_be_alone(two: Two, tmp_
             busy.execute("ROLLBACK")
             waiting.join()
             busy.close()
+
+
+class Reader:
+    """A policy that reads a page that is not in the window; `before` is called before that."""
+
+    acts = Acts.ALWAYS
+
+    def __init__(self) -> None:
+        self.before: Callable[[], object] = bool
+
+    def plan(self, view: View) -> list[Move]:
+        if not view.gone(2):
+            self.before()
+            view.text(2)
+        return []
+
+
+def test_what_another_writer_forgot_is_neither_damaged_nor_a_fault_of_the_policy_that_reads_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    place, policy = str(tmp_path / "a.db"), Reader()
+    with (
+        kilburn.open(place, tokenizer="chars/4", embedder=None) as store,
+        kilburn.open(place, policy=policy, tokenizer="chars/4", embedder=None) as other,
+    ):
+        session = store.session("a")
+        session.append(TOLD, {"role": "assistant", "content": "Hello, Ana."}, {"role": "user", "content": "Go on."})
+        session.edits.evict("p2")
+        policy.before = lambda: session.forget("p2")
+        with pytest.raises(StoreStale):
+            other.session("a").append({"role": "assistant", "content": "On it goes."})
+        assert caplog.records == []
+        other.session("a").append({"role": "assistant", "content": "On it goes."})
+        assert caplog.records == []
+        check_laws(other.session("a"))
+
+
+def test_a_search_leaves_out_what_is_forgotten_while_it_searches(two: Two) -> None:
+    two.session.append({"role": "user", "content": "The harbour is closed."})
+    assert [hit.address for hit in two.store.search("harbour")] == ["p2"]
+    two.disk.after_read = lambda: two.other.session("s").forget("p2")
+    assert two.store.search("harbour") == []

@@ -72,6 +72,25 @@ def test_a_search_of_a_whole_tenant_waits_three_times_whatever_its_size(way: Way
     assert counts == [(True, True, True)] * 4
 
 
+def test_a_question_waits_seven_times_whatever_the_size_of_its_session(way: Way) -> None:
+    """Once for the session's head, three times for the search and twice for the commit; and the end of the search's transaction
+    may be answered by itself."""
+    talk, counts = Talk(way), []
+    facts = {"Zeynep": "cobalt", "Odin": "celadon", "Wilma": "shino", "Pavel": "tenmoku"}
+    with kilburn.open(way.url, **PROMPT | {"policy": "hybrid"}) as store:
+        session = store.session("s")
+        session.append(*({"role": "user", "content": f"The glaze of {name} is {glaze}."} for name, glaze in facts.items()))
+        for name, pages in zip(facts, (60, 1, 240, 1), strict=True):
+            texts = [f"remark {number} about kilns and wood, {'and more ' * 40}" for number in range(pages)]
+            session.append(*({"role": "assistant", "content": text} for text in texts))
+            talk.clear()
+            session.append({"role": "user", "content": f"What is the glaze of {name}?"})
+            counts.append((talk.statements <= 16, talk.turns <= 7))
+            assert facts[name] in str(session.render())
+            session.append({"role": "assistant", "content": "I see."})
+    assert counts == [(True, True)] * 4
+
+
 def test_what_a_search_reads_ahead_is_what_it_finds_without(url: str) -> None:
     with kilburn.open(url, **PROMPT) as store:
         fill(store, range(30))

@@ -161,3 +161,20 @@ def test_the_newest_order_about_the_same_replaces_the_older(older: str, newer: s
             session.append({"role": "user", "content": text}, {"role": "assistant", "content": "Noted."})
         messages = [str(session.recall(f"p{page}")) for page in session.window.orders]
     assert messages == ["Never delete comments.", newer]
+
+
+@pytest.mark.parametrize(
+    ("older", "newer"),
+    [
+        ("Never email Anna.", "Never email Annie."),
+        ("Never email Russell.", "Please never email Holly."),
+        ("Never touch core.", "Never touch cors."),
+        ("Never answer in German.", "Never answer in Dutch."),
+    ],
+)
+def test_an_order_about_another_thing_replaces_none(older: str, newer: str) -> None:
+    with kilburn.open(":memory:", window=4000, tokenizer="chars/4") as store:
+        session = store.session("work")
+        for text in ("Hello.", older, newer):
+            session.append({"role": "user", "content": text}, {"role": "assistant", "content": "Noted."})
+        assert [str(session.recall(f"p{page}")) for page in session.window.orders] == [older, newer]

@@ -138,7 +138,7 @@ class DurableBackend(ABC):
 
     @abstractmethod
     def _wipe_erased(self, *, strict: bool) -> None:
-        """Remove the bytes of erased rows, if there may be any and this is the moment for it; see `erasing`."""
+        """Wipe the bytes of erased rows, unless there are none or an `erasing` block defers it."""
 
 
 class IndexView(Protocol):
@@ -182,6 +182,8 @@ class PassageIndex:
         """See `WordIndex`."""
 
         def do(view: IndexView) -> list[Passage]:
+            if segments:
+                view.index.expect(query, min(segments), max(segments), by_user=by_user)
             extents = view.extents(segments)
             apart = segments is not None and len(extents.segments) > 1
             hits = view.index.search(query, extents, limit, apart=apart, by_user=by_user)

@@ -147,10 +147,10 @@ def wrong_events(
 
 
 class IndexedWords:
-    """Compares the words in the index with those of the pages, by a checksum of each entry's words.
+    """Compares the index with the words of the pages, by a checksum of each entry's words.
 
     Args:
-        words_of: returns the words by which a passage with a text is found, given whether the user said it.
+        words_of: returns the index words of a passage, given its text and whether it is the user's.
     """
 
     def __init__(self, words_of: Callable[[str, bool], Iterable[str | bytes]]) -> None:

@@ -26,7 +26,7 @@ SIZE = 800
 """Maximum characters of a passage: about 200 tokens, so that five hits fit a recall of 1,000 tokens."""
 
 BY_USER = "\ue000"
-"""The word of the passages that the user said. No text has it: see `add_name_parts`."""
+"""The index word of passages of the user. No text contains it: see `add_name_parts`."""
 
 TOKENIZER = ("porter", "unicode61", "remove_diacritics", "2", "tokenchars", "_")
 
@@ -80,8 +80,8 @@ def _without_base64(text: str) -> list[Span]:
 
 
 def add_name_parts(text: str, by_user: bool = False) -> str:
-    """Return the text with the parts of its compound names appended, and the pairs of characters of scripts without blanks; and
-    with `BY_USER` only if the user said it."""
+    """Return the index text of a passage: the text, the parts of its compound names, the character pairs of scripts without
+    spaces, and `BY_USER` if the text is the user's."""
     more: list[str] = []
     # A compound lies within a run of such characters, and most runs repeat.
     for run in dict.fromkeys(_RUN.findall(text)):

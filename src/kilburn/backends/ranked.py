@@ -4,7 +4,7 @@ An entry's number is segment << 32 | place << 5 | by_user << 4 | length class, s
 ranking knows a passage's length, and the index its words, without a look-up. Places count down, because the newest passages are
 examined first.
 
-The passages that the user said have the word `BY_USER` too, so that a search of them alone reads no others.
+Passages of the user also have the word `BY_USER`, so a search limited to them reads no others.
 
 Ranking sums, over the query's words, the word's rarity times the passage's shortness: BM25
 (Robertson & Zaragoza 2009) with each word counted once. A path counts as one word, by the rarest of its parts that the
@@ -31,7 +31,7 @@ from kilburn.retrieval import STOP
 
 CLASSES = 16
 NUMBERS = 2 * CLASSES
-"""Numbers that an entry of a place can have, by its class of length and by whether the user said it."""
+"""Number of entries per place: one for each length class, for the user's passages and for others."""
 
 MAX_TERMS = 16
 """Words of a query that are looked up, at most: the longest and most unusual ones, which are the rarest."""
@@ -74,7 +74,7 @@ def last_entry(segment: int, number: int) -> int:
 
 
 def is_by_user(entry: int) -> bool:
-    """Whether the user said the passage with this entry."""
+    """Return whether an entry is of a passage of the user."""
     return bool(entry & CLASSES)
 
 
@@ -156,8 +156,11 @@ class RankedIndex:
     def _having_each(
         self, words: Sequence[str], ranges: Sequence[tuple[int, int]], depth: int, among: Sequence[str] = ()
     ) -> list[list[int]]:
-        """Return the first entries of each of these words; see `_having`."""
+        """Return the first entries of each word; see `_having`."""
         return [self._having(word, ranges, depth, among) for word in words]
+
+    def expect(self, query: str, first: int, last: int, *, by_user: bool = False) -> None:
+        """Prepare a search of segments from `first` to `last`, where that saves waiting for a server."""
 
     def newest(self, every: str, any_of: str, segment: int, limit: int) -> list[int]:
         """Return the newest entries of a segment that have every word of `every` and, unless that is "", one of `any_of`: those
@@ -195,7 +198,7 @@ class RankedIndex:
         Args:
             extents: the segments to search.
             apart: whether entries of other segments may lie between theirs.
-            by_user: whether only entries that the user said are searched.
+            by_user: search only entries of the user's passages.
         """
         terms = self.terms(query)
         words, count = list(terms), extents.count

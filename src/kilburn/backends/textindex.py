@@ -33,7 +33,7 @@ _integers = msgspec.json.Decoder(list[int]).decode
 
 
 class PassageWords(NamedTuple):
-    """The span of a passage in its text, the words by which it is found, and whether the user said it."""
+    """The span of a passage in its text, its index words, and whether it is the user's."""
 
     start: int
     stop: int

@@ -19,16 +19,16 @@ class Shipment(NamedTuple):
     """One prompt.
 
     Args:
-        session: its name.
-        turn: number of the last message in it.
-        event: of the session's ledger.
+        session: the name of the session.
+        turn: the number of its last message.
+        event: the number of its event in the session's ledger.
         time: seconds since the epoch.
-        request: the ids that were given with it.
-        pages: addresses of what stood in it, folds first. out: of what only a handle or a fold told of.
-        beside: of what was shown beside it, as far as the reply cites that: another session's with its name before them.
-        forgotten: how many of the pages are forgotten since.
-        tokens: by the session's counter. again: of these, those that an engine had to process again because of an edit.
-        prompt, cached, reply: tokens by the provider; None where it told nothing.
+        request: the ids of its request.
+        pages: addresses of the pages in the prompt, folds first. out: addresses that only a handle or a fold mentions.
+        beside: addresses of cited pages that were shown in addition; those of another session follow its name.
+        forgotten: the number of these pages that have been forgotten since.
+        tokens: by the session's counter. again: the tokens among them that an engine had to process again because of an edit.
+        prompt, cached, reply: tokens reported by the provider; None if it reported none.
     """
 
     session: str
@@ -51,7 +51,7 @@ def shipments(backend: Backend, counter: Counter, request_id: str, session: str 
     """Yield the prompts of a request, found by any of its ids, oldest first in each session.
 
     Args:
-        session: only of this one; None looks into the ledger of each session of the tenant.
+        session: search only this session; None searches the ledgers of all sessions of the tenant.
     """
     names = {info.number: info.name for info in backend.segments()}
     for info in backend.segments():

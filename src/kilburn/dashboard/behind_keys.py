@@ -102,8 +102,8 @@ class BehindKeys:
     """Answers below `/dashboard`.
 
     Args:
-        behind: the gateway's keys, sessions and origins.
-        ending: returns whether the server shuts down.
+        behind: the keys, sessions and origins of the gateway.
+        ending: returns whether the server is shutting down.
         sign: asks the parent of several worker processes who is signed in (see `SignIns.answer`); None if this process knows.
         word: the token of forms if nobody signs in.
     """
@@ -286,7 +286,7 @@ class BehindKeys:
 
 
 async def _read_form(request: Request) -> dict[str, str]:
-    """Return the fields of a form; none if the body is not a form."""
+    """Return the fields of a form, or no fields if the body is not a form."""
     try:
         return parse_form(await read_body(request) or b"")
     except SpecError:

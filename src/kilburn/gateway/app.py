@@ -197,13 +197,12 @@ class Gateway:
     """State shared by all requests: the upstream, and a store for each tenant, opened at its first request.
 
     Args:
-        leads: whether this process does what is done for a tenant in the background.
-        last_request: one number, when a request came last, by `time.monotonic`; several processes share it. None: this one is
-            alone.
+        leads: returns whether this process does a tenant's background work.
+        last_request: the time of the last request by `time.monotonic`, shared by several processes; None for a single process.
 
     Raises:
-        SpecError: neither an upstream nor a model, or both; memory tools for a model that takes none; no such link, or no such
-            way to fail; keys and `one_user`.
+        SpecError: neither an upstream nor a model, or both; memory tools for a model without tool support; an unknown value of
+            `link` or `fail`; both keys and `one_user`.
     """
 
     def __init__(

@@ -246,7 +246,7 @@ class ChatForm(Form):
 
     def _request(self, fields: dict[str, Any], into: str, cap: int) -> Request:
         if (fields.get("n") or 1) > 1:
-            raise Refused("n is above 1, and this model gives one reply at a time", advice="ask several times")
+            raise Refused("n is above 1, and this model returns a single reply", advice="ask several times")
         prompt = render(self.parsed(fields["messages"]), into, 0) if into != "chat" else None
         schema = (fields.get("response_format") or {}).get("json_schema") or {}
         messages, system = (fields["messages"], None) if prompt is None else (prompt, prompt.system)
@@ -296,7 +296,7 @@ def _usage(tokens: Tokens | None) -> dict[str, Any]:
 
 
 def _without_thoughts(message: dict[str, Any]) -> dict[str, Any]:
-    """Return an assistant's message without its reasoning. With a call, the provider demands the reasoning back."""
+    """Return an assistant's message without its reasoning, unless it has a call: the provider requires the reasoning of calls."""
     if message.get("role") != "assistant" or message.get("tool_calls") or not any(key in message for key in wire.THOUGHTS):
         return message
     return {key: value for key, value in message.items() if key not in wire.THOUGHTS}

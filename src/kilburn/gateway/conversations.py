@@ -78,7 +78,7 @@ class Conversation:
         self._costs: dict[tuple[str, bytes], int] = {}
         """Costs by the counter's name and the digest of the counted text, which may be long."""
         self.state: SessionState | None = None
-        """Its figures as of the last request; see `kilburn.gateway.figures`."""
+        """The session's figures after the last request; see `kilburn.gateway.figures`."""
         self.held = 0
         """Its share of the bytes that are counted as in memory."""
         self.busy = False
@@ -104,7 +104,7 @@ class Conversation:
         self.renewed = False
         """Whether messages were just appended, so that the session is known to be current."""
         self.remember: Callable[[], None] | None = None
-        """Remembers the history of the present request, at its end."""
+        """Called at the end of the current request to store its history."""
         self.spoken: list[Message] = []
         """Messages appended for the present request's reply."""
         self.words: list[bytes] = []

@@ -23,11 +23,11 @@ _LINE = rb"(?:\r\n|\n|\r(?!\n))"
 _lines = re.compile(_LINE).split
 _end = re.compile(_LINE + _LINE)
 _FIELDS = (b"data", b"event", b"id", b"retry", b":")
-"""What a line of an event begins with."""
+"""The beginnings of the lines of an event."""
 
 
 LAST = ("message_stop", "response.completed", "response.incomplete")
-"""Names of the events that end a reply. In the chat form, data ends it."""
+"""Names of the events that end a reply. In the chat form, the data `[DONE]` ends it."""
 
 
 class ServerEvent(NamedTuple):
@@ -39,12 +39,12 @@ class ServerEvent(NamedTuple):
 
     @property
     def is_done(self) -> bool:
-        """Whether it is the last one of a stream of chat completions, which has no JSON."""
+        """Whether this is the last event of a stream of chat completions, which has no JSON."""
         return self.data.strip() == b"[DONE]"
 
     @property
     def is_last(self) -> bool:
-        """Whether it ends a reply, in any form."""
+        """Whether this event ends a reply, in any form."""
         return self.is_done or self.name in LAST
 
 

@@ -15,7 +15,7 @@ from kilburn.tracing import compactions
 from kilburn.wire.digests import HIDDEN
 
 MOVE_COUNTS = ("evictions", "folds", "loads", "asks", "refused_moves", "policy_failures", "fallbacks")
-"""Figures of which one grows where there was a compaction."""
+"""Figures of which at least one increases with a compaction."""
 
 
 class SessionState(msgspec.Struct):
@@ -29,11 +29,11 @@ class SessionState(msgspec.Struct):
 
 
 def begin(exchange: Exchange, conversation: Conversation) -> None:
-    """Note that a request's new messages are in the session."""
+    """Record the figures of a request whose new messages are in the session."""
     figures = conversation.session.ledger.figures
     state = conversation.state
     if state is None:
-        # A session that is new has no prompt yet. Of one that was read again, what was before is another gateway's to count.
+        # A new session has no prompts. Earlier prompts of a session read from the store were counted by another gateway.
         start, head = conversation.met if figures.prompts else (Stats(), 0)
         state = conversation.state = SessionState(start, _hidden(conversation.session), head)
     exchange.session = conversation.name
@@ -44,7 +44,7 @@ def begin(exchange: Exchange, conversation: Conversation) -> None:
 
 
 def hide(conversation: Conversation, tokens_before: int) -> None:
-    """Exclude the tokens appended since the session had seen `tokens_before`: they are not the client's."""
+    """Exclude the tokens appended since `tokens_before`, because they are not the client's."""
     state = conversation.state
     assert state is not None, "a request begins before it goes on"
     state.hidden += conversation.session.ledger.figures.tokens_seen - tokens_before

@@ -188,7 +188,7 @@ class Form(ABC):
         Raises:
             InvalidMessage: the message is invalid. DuplicateCall: two of its calls have the same id.
         """
-        source = plain(decoded(decode_object, raw, "a message is no object"), "message")
+        source = plain(decoded(decode_object, raw, "a message is not an object"), "message")
         return [join_texts(message) for message in self._read(source)]
 
     def parsed(self, sources: Any) -> list[Message]:

@@ -147,9 +147,9 @@ class Histories:
         self._held = 0
         """Bytes of these sessions, measured at the end of their last requests."""
         self._beginnings: dict[str, _Beginning] = {}
-        """The answered part of each session's last history, which is not parsed again, however long it is."""
+        """The answered part of each session's last history, so that it is not parsed again."""
         self._kept = 0
-        """Total size of these in bytes."""
+        """Total size of the cached histories in bytes."""
         self._warm: set[str] = set()
         """Users whose newest sessions were read since the start. A client's own summary of a session is recognised by its words,
         of which the store has no index."""
@@ -221,7 +221,7 @@ class Histories:
         else:
             raise StoreBusy("the id of a reply cannot be stored", advice="ask again")
         with self._lock:
-            # Places that are evicted for it remain in the store's index.
+            # Evicted places remain in the store's index.
             self._replies.keep(key, ReplyPlace(session.name, conversation.number, conversation.turn, conversation.heard))
 
     def has(self, form: Form, raw: bytes, headers: Mapping[str, str], user: str) -> bool:
@@ -445,7 +445,7 @@ class Histories:
                     self.store.backend.erase(conversation.number, wipe=False)
 
     def _request(self, form: Form, req: ParsedRequest, name: str | None, user: str, *, link: bool, repeated: bool) -> _Request:
-        """Parse a request's history, except for a beginning that is beginning."""
+        """Parse a request's history, except for a cached beginning."""
         asker, rest = (form.name, name, user), None
         with self._lock:
             prior = self._before(req, name, user)
@@ -486,7 +486,7 @@ class Histories:
         return {owner.name: owner.count for owner in owners if owner.count - owner.at in (0, rest, rest + 1)}
 
     def _remember(self, conversation: Conversation, request: _Request) -> None:
-        """Keep the answered part of a history as long as its session is in memory. This runs after the request, so no client
+        """Cache the answered part of a history while its session is in memory. This runs after the request, so no client
         waits."""
         self._forget(conversation.name)
         answered = request.answered_part()
@@ -553,11 +553,10 @@ class Histories:
     def _claim(self, request: _Request, *, in_memory: bool) -> tuple[Conversation, int]:
         """Return an idle session for a history, and the number of the history's digests that it has.
 
-        A repeated request gets the session that has it already, unless it cannot be told apart from a branch: see
-        `Conversation.again`.
+        A repeated request gets the session that already has it, unless it may be a branch: see `Conversation.again`.
 
         Args:
-            in_memory: whether a session in memory is taken without asking the store, which refuses an append if it has more.
+            in_memory: accept a session in memory without reading the store. If the store has more events, it refuses the append.
         """
         while True:
             with self._lock:
@@ -578,7 +577,7 @@ class Histories:
         if matches:
             longest = max(reversed(matches), key=lambda conversation: len(conversation.chain))
             return None if longest.busy else self._continue(longest, request, len(longest.chain))
-        # Such a session's messages have text that the history omits, as the last history did.
+        # The session's messages contain text that this history and the last one omit.
         differs = any(not entry.busy and not entry.verbatim and entry.before in chain for entry in self._sessions.values())
         return self._continued(request) if differs else None
 

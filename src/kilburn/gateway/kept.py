@@ -181,10 +181,10 @@ class Kept:
         """Make a user the owner of ids that have none, by their digests.
 
         Args:
-            write: whether they are written now; otherwise the next `write` stores them.
+            write: write the owners now; otherwise the next `write` stores them.
 
         Raises:
-            StoreError: the owners cannot be read, or not be written. They are known as long as the gateway runs.
+            StoreError: the owners cannot be read or written. The gateway keeps them in memory until it stops.
         """
         if not is_kept(key):
             return

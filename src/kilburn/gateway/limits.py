@@ -169,7 +169,7 @@ class Bucket:
         return wait
 
     def give(self) -> None:
-        """Return a request that was refused for another reason."""
+        """Put back a request that was refused for another reason."""
         self._left = min(self._most, self._left + 1)
 
 
@@ -177,7 +177,7 @@ class Buckets:
     """The buckets of several clients.
 
     Args:
-        max_clients: number of clients whose buckets are kept, the last active ones; None for all.
+        max_clients: maximum number of buckets; the least recently active client's is dropped. None for no maximum.
     """
 
     def __init__(self, max_clients: int | None = None) -> None:
@@ -185,7 +185,8 @@ class Buckets:
         self._buckets: OrderedDict[Hashable, Bucket] = OrderedDict()
 
     def take(self, client: Hashable, rate: int) -> float:
-        """Take a request of a client with a rate, 0 for none; return the seconds until one is allowed, 0 if it was."""
+        """Take a request from a client's bucket; return 0, or the seconds until a request is allowed. A rate of 0 is
+        unlimited."""
         if not rate:
             return 0.0
         bucket = self._buckets.get(client)
@@ -197,7 +198,7 @@ class Buckets:
         return bucket.take()
 
     def give(self, client: Hashable) -> None:
-        """Return a request that was refused for another reason."""
+        """Put back a request that was refused for another reason."""
         if client in self._buckets:
             self._buckets[client].give()
 

@@ -81,7 +81,7 @@ class MessagesReading(Reading):
             mine = block["type"] == "tool_use" and is_ours(block)
             self._theirs = self._theirs or (block["type"] == "tool_use" and not mine)
             self._slot(index, mine)
-        elif index not in self._slots and kind == "content_block_delta":  # it had no beginning
+        elif index not in self._slots and kind == "content_block_delta":  # its beginning is missing
             self._slot(index, False)
         slot = self._slots.get(index, index)
         if slot is None:

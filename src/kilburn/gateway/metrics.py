@@ -183,20 +183,18 @@ class Metrics:
             "processed again because of an edit, and freed by compactions.",
             "kind",
         )
-        self._calls = series(Counter, "upstream_calls", "Calls of the upstream, hidden rounds too.")
+        self._calls = series(Counter, "upstream_calls", "Calls of the upstream, including hidden rounds.")
         self._hits = series(Counter, "hits", "Prompts and recalls that the window served.")
         self._faults = series(Counter, "faults", "Recalls of pages that were out of the window.")
-        self._refaults = series(Counter, "refaults", "Recalls of pages that had just left, 10 turns before at most.")
-        compactions = (
-            "Compactions, by the policy that was asked, and what became of it; policy kernel: room that nobody else made."
-        )
+        self._refaults = series(Counter, "refaults", "Recalls of pages that had left at most 10 turns before.")
+        compactions = "Compactions by policy and outcome; policy kernel: evictions that no policy requested."
         self._compactions = series(Counter, "compactions", compactions, "policy", "outcome")
-        lookups = "Recalls and searches of the model, and searches for it (brought), by what they came to."
+        lookups = "Recalls and searches by the model, and searches for the model (brought), by outcome."
         self._lookups = series(Counter, "lookups", lookups, "tool", "outcome")
-        self._upstream = series(Histogram, "upstream_seconds", "Each call of the upstream, to its end.", buckets=SLOWER)
+        self._upstream = series(Histogram, "upstream_seconds", "From the start of an upstream call to its end.", buckets=SLOWER)
         first = "From a request's start to the first byte of its reply."
         self._first = series(Histogram, "first_byte_seconds", first, buckets=SLOWER)
-        unread = "Requests that were served unread, or whose reply was not kept, because something here failed."
+        unread = "Requests that were served unread, or whose reply was not stored, because of an internal failure."
         self._unread = series(Counter, "unread", unread, "reason")
         self._shortened = series(
             Counter,

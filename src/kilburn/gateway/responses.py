@@ -56,7 +56,7 @@ class ResponsesReading(Reading):
         self._items: dict[Any, dict[str, Any]] = {}
         self._text: list[str] = []
         self._thinking: dict[int, list[tuple[dict[str, Any], str, bytes]]] = {}
-        """Events of reasoning, by its place in the output: whether the client sees it depends on what comes of it."""
+        """Events of reasoning by output position, held back until the next item decides whether the client sees them."""
 
     def _feed(self, event: ServerEvent) -> bytes:
         data = decode_object(event.data)
@@ -119,7 +119,7 @@ class ResponsesReading(Reading):
             self._first = self._first or response
         index = data.get("output_index")
         if self.faults and isinstance(index, int):
-            if kind == "response.output_item.added" or index not in self._slots:  # some have no beginning
+            if kind == "response.output_item.added" or index not in self._slots:  # some replies have no beginning
                 self._slot(index, _is_ours(data.get("item")))
             slot = self._slots[index]
             if slot is None:
@@ -186,8 +186,8 @@ class ResponsesReading(Reading):
 
     def _end(self) -> bytes:
         response: dict[str, Any] = self._response or {}
-        # Its id is that of the last round: the provider has an earlier one with calls that have no results there. A stream has
-        # said the first one already, and OpenAI's client takes no other at its end.
+        # The id is that of the last round, because the provider's response of an earlier round has calls without results. A
+        # stream has already sent the first id, and OpenAI's client accepts no other at its end.
         first = ("created_at",) if self._raw else ("id", "created_at")
         whole: dict[str, Any] = {**response, **{key: self._first[key] for key in first if key in self._first}}
         whole |= {"output": self._output, "usage": self._reported_usage() or None}
@@ -203,7 +203,7 @@ class ResponsesReading(Reading):
 
 
 def _unseen(data: dict[str, Any]) -> dict[str, Any]:
-    """Return an event whose response names neither our tools nor calls of them; the same event if it already is one."""
+    """Return an event without our tools and their calls in its response; the event itself if it has none."""
     response = data.get("response")
     if not isinstance(response, dict):
         return data

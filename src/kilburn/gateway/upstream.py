@@ -517,7 +517,7 @@ async def _refusal(name: str, answer: Response, form: Form) -> Response:
 
 
 def read_error(name: str, answer: Response, body: bytes) -> tuple[ModelError, Any]:
-    """Return the error that an endpoint's answer means, and the decoded body; None for a body that is no JSON."""
+    """Return the error for an endpoint's reply, and the decoded body, which is None if it is not JSON."""
     try:
         decoded = msgspec.json.decode(body)
     except NOT_JSON:

@@ -102,12 +102,12 @@ class Neighbours:
 
 
 class Parent:
-    """The connection to the parent, and the state that all workers share: figures, signed-in people, and who does the
-    background work of a tenant.
+    """The connection to the parent process, and the state that all workers share: figures, signed-in people, and the worker that
+    does a tenant's background work.
 
     Args:
-        line: the socket to the parent.
-        folder: the folder of the files with locks of tenants and numbers of connections.
+        line: the socket connected to the parent.
+        folder: the folder with the tenants' lock files and the numbers of connections.
         place: the number of this worker.
     """
 
@@ -193,7 +193,7 @@ class Parent:
         """See `kilburn.gateway.workers.Signing.answer`."""
         return await self._ask(verb, *arguments)
 
-    # Work in the background
+    # Background work
 
     def leads(self, tenant: str) -> bool:
         """Return whether this worker does a tenant's work in the background: the first one that asks, until it ends. Two workers

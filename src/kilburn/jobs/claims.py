@@ -117,8 +117,8 @@ def pause_after(tries: int) -> float:
 
 
 def named(error: BaseException) -> str:
-    """Return the name of an error, with its advice if it is about a model, an option or a right. Its message may quote a
-    conversation, so it is omitted."""
+    """Return the name of an error, with its advice if the error is about a model, an option or a permission. The message is
+    omitted, because it may quote a conversation."""
     advice = error.advice if isinstance(error, ModelError | SpecError | StoreReadOnly) else ""
     return f"{type(error).__name__}: {advice}" if advice else type(error).__name__
 

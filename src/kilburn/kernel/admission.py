@@ -96,7 +96,7 @@ def pages_of(
     calls: dict[str, Page] = {}
     answered: set[str] = set()
     call_names = {part.call for message in messages for part in message.parts if part.call}
-    # Another writer may have called one since; then this state is old, nothing of it will be written, and it is left out.
+    # If another writer has called a tool meanwhile, this state is stale and will not be written, so its calls can be omitted.
     earlier_calls = (
         {call: page for call, page in window.calls.among(call_names).items() if page in window.pages} if call_names else {}
     )

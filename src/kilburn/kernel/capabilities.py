@@ -1,6 +1,6 @@
-"""What the kernel needs of parts that it does not import: provider forms, token counters, attachments, models, memories, orders.
+"""Protocols of parts that the kernel uses but does not import: provider forms, counters, attachments, models, memories, orders.
 
-Each is a protocol here, and a module elsewhere that `kilburn.opening` registers. A reader of the kernel needs none of them.
+`kilburn.opening` registers the module that implements each protocol. To read the kernel, you need none of these modules.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Orders(Protocol):
     """Finds the standing orders of a user: `kilburn.selection.orders`."""
 
     def find_orders(self, text: str) -> tuple[Span, ...]:
-        """Return the sentences of a user's message that are to stay, as spans in order."""
+        """Return the standing orders in a user's message, as spans in order."""
         ...
 
 

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from kilburn.effect import Answer, Ask, Find, Hit, Later, Outcome
-from kilburn.errors import KernelError, LawBroken
+from kilburn.errors import KernelError, LawBroken, StoreStale
 from kilburn.event import STATE, Act
 from kilburn.kernel.background import Background
 from kilburn.kernel.kernel import Kernel
@@ -109,6 +109,9 @@ class Consultation:
         Returns:
             False if others changed the session while a model was asked. The batch is then undone, with everything in
             it.
+
+        Raises:
+            StoreStale: others changed the session, and have forgotten what the policy reads.
         """
         course = _Course(cause=view.cause, waits=waits)
         if view.deferred is not None and view.deferred.answer is not None:
@@ -120,6 +123,7 @@ class Consultation:
             course,
             partial(self._ask, course=course),
             partial(self._at_once, course=course),
+            passes=StoreStale,
         )
         if course.raised:
             course.broke, course.why = Outcome.FAILED, f"the policy failed: {course.raised}"

@@ -5,7 +5,7 @@ The store verifies what it reads. Texts in the window stay cached; all others ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from sys import getsizeof
 from weakref import WeakMethod, ref
 
@@ -61,6 +61,11 @@ class Contents:
             self._held += _size_of(text)
         if self._held > self._limit:
             self._trim(set(texts))
+
+    def texts(self, digests: Collection[str]) -> dict[str, str]:
+        """Return texts by digest, with one query for those that are not cached. Raises what `get` raises."""
+        self.fetch(digests)
+        return {digest: self.get(digest) for digest in digests}
 
     def keep(self, digest: str, text: str) -> None:
         """Cache a text that is about to be written."""

@@ -178,13 +178,13 @@ class Kernel:
         by_words: bool = False,
         by_user: bool = False,
     ) -> Searcher:
-        """A search of this session, in the state that it has in memory, with what it inherited, and of its branches.
+        """Return a searcher over this session's state in memory, the pages that it inherited, and its branches.
 
         Args:
-            alone: only of what is given as branches, in the state that the store has.
-            is_shown: whether a page counts as shown; None for those that stand in the window whole.
-            by_words: whether it searches by words alone.
-            by_user: whether it searches only what the user said, by words alone.
+            alone: search only `branches`, in the state of the store.
+            is_shown: returns whether the prompt shows a page; None for the pages that are whole in the window.
+            by_words: search by words only.
+            by_user: search only the user's messages, by words only.
         """
         vectors = None if by_words or by_user else self._vectors
         if alone:
@@ -195,7 +195,12 @@ class Kernel:
         infos = [self.info, *inherited, *branches]
         owner = self.lineage.owner
         return Searcher(
-            self.backend, self._ranking, vectors, infos, windows=windows, owner=owner, shown=is_shown, by_user=by_user
+            *(self.backend, self._ranking, vectors, infos),
+            windows=windows,
+            owner=owner,
+            shown=is_shown,
+            contents=self.contents,
+            by_user=by_user,
         )
 
     def as_of(self, event: int) -> Kernel:
@@ -340,7 +345,7 @@ class Kernel:
         """The exact text of a page.
 
         Raises:
-            UnknownAddress, Forgotten. StoreCorrupt: altered; or another program has forgotten it since.
+            UnknownAddress, Forgotten, StoreCorrupt. StoreStale: it is not there, and another writer went on with the session.
         """
         window = self.window
         row = window.pages.get(page)
@@ -350,9 +355,15 @@ class Kernel:
             )
         if window.states[page].at == Place.DROPPED:
             raise Forgotten(f"{address_of(page)} was forgotten", advice="nothing of it is kept")
-        if not row.digest:
-            raise StoreCorrupt(f"another program has just forgotten {row.address}", advice="read the session again")
-        return self.contents.get(row.digest)
+        try:
+            # A plan asks for thousands.
+            return self.contents.get(row.digest) if row.digest else self.text_of(row)
+        except StoreCorrupt:
+            info = self._found()
+            if info is None or not self.pending.follows(info):
+                # The other writer may have forgotten it.
+                raise self.overtaken() from None
+            raise
 
     def readable_text(self, page: int) -> str:
         """Return what a policy or a model can read of a page as text; see `readable`.
@@ -362,6 +373,16 @@ class Kernel:
         """
         text, row = self.text(page), self.window.pages[page]
         return readable(row, text, self.contents.get(row.extra)) if row.is_atomic else text
+
+    def text_of(self, page: Page) -> str:
+        """The exact text of a page that is not forgotten here.
+
+        Raises:
+            StoreCorrupt: altered; or another program has forgotten it since.
+        """
+        if not page.digest:
+            raise StoreCorrupt(f"another program has just forgotten {page.address}", advice="read the session again")
+        return self.contents.get(page.digest)
 
     def _needed(self) -> set[str]:
         return {digest for page in self.window.resident() for digest in (page.digest, page.extra)} | set(self.pending.texts)
@@ -404,6 +425,7 @@ class Kernel:
         new = [(page, text, spans) for page, text in user_texts if (spans := capabilities.orders.find_orders(text))]
         if not new and not window.orders:
             return {}
+        window.pages.fetch(window.orders)
         excluded = {page for page in window.orders if window.at(page) in GONE} | window.pins | set(pinned)
         orders = update_standing(new, window.orders, window.pages, self.capacity, excluded, self.text)
         return {} if orders == window.orders else {"standing": packed(orders)}

@@ -17,7 +17,7 @@ from kilburn.arguments import checked
 from kilburn.backend import SegmentInfo
 from kilburn.budget import Counter
 from kilburn.collections.collecting import LARGEST
-from kilburn.errors import KernelError, StoreCorrupt, StoreReadOnly
+from kilburn.errors import KernelError, StoreCorrupt, StoreReadOnly, StoreStale
 from kilburn.event import STATE, Act, Data, Event
 from kilburn.forgetting.closure import Home, addresses, forget, named_closure
 from kilburn.kernel.drive import aside
@@ -110,7 +110,7 @@ class Segment(ABC):
             self._refresh()
             try:
                 pages, texts, missed = self._read(rest)
-            except StoreCorrupt:
+            except (StoreCorrupt, StoreStale):
                 # It may have been forgotten between the two reads of the store.
                 if not self._refresh():
                     raise

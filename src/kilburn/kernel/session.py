@@ -67,11 +67,12 @@ log = logging.getLogger("kilburn")
 T = TypeVar("T")
 
 MAX_ATTEMPTS = 5
-"""Attempts of work that another program disturbs by going on with the same session."""
+"""Maximum attempts of an operation while another program writes to the same session."""
 
 
 def retried(work: Callable[[], T]) -> T:
-    """Return what `work` returns; it is done again after `StoreStale`, up to `MAX_ATTEMPTS` times. The last error is raised."""
+    """Call `work` up to `MAX_ATTEMPTS` times, until it raises no `StoreStale`, and return its result. The last error is
+    raised."""
     for _ in range(MAX_ATTEMPTS - 1):
         with suppress(StoreStale):
             return work()
@@ -385,7 +386,7 @@ class Session(Segment):
         window.pages.fetch(numbers)
         pages = [window.pages[number] for number in numbers]
         kernel.contents.fetch(page.digest for page in pages)
-        return pages, [kernel.text(page) for page in numbers], [page for page in numbers if window.at(page) != Place.IN]
+        return pages, [kernel.text_of(page) for page in pages], [page for page in numbers if window.at(page) != Place.IN]
 
     def _resolve(self, address: str) -> list[int]:
         with self.lock:
@@ -550,7 +551,7 @@ class Session(Segment):
         if inherit not in [*Inherit] or (system and inherit == Inherit.HISTORY):
             argument = f"inherit={inherit!r}" + (" with a system message" if system else "")
             raise SpecError(argument[:200], advice=f"use one of {', '.join(Inherit)}; the history has its own system message")
-        # Another program may go on with this session meanwhile.
+        # Another program may write to this session meanwhile.
         return retried(lambda: self.branches._begin(prompt, Inherit(inherit), call, system))
 
     def _as_of(self, turn: int) -> WindowState:

@@ -1,17 +1,17 @@
 """Standing orders of a session: the sentences of the user that stay in the window, as `kilburn.selection.orders` recognizes them.
 
-Each message is judged once, when it is admitted. Orders have a budget of their own, an eighth of the window and a hundred
-messages. Within it the newest stays, and short ones stay before long ones, so a large new text displaces no order of a few
-words. An order about the same as an older one replaces it. A short message stays whole; of a longer one its orders stay as an
-excerpt once it leaves. No policy can move them, and the kernel removes them only if pins and open calls leave no room. A person
-lets go of an order by evicting, retiring or forgetting its page.
+Each message is classified once, when it is admitted. Orders have a separate budget of an eighth of the window and a hundred
+messages. Within the budget, newer orders have priority over older ones, and short ones over long ones, so a large new text does
+not displace an order of a few words. An order replaces an older one with the same topic. A short message stays whole; a longer
+message is replaced by an excerpt with its orders when it is evicted. No policy can move orders, and the kernel removes them only
+if pins and open calls take all the room. A person ends an order by evicting, retiring or forgetting its page.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from kilburn.page import Page, Span
 
@@ -50,13 +50,19 @@ _ENDING = re.compile(r"(?<=\w{3})(?:ing|ed|[aeio]r|re|ть|[aeiosnrй])+$")
 """The endings of a word that vary between an order and its opposite: "borres" and "borrar"."""
 
 _LANGUAGE = re.compile(
-    r"(?:alem|allem|angl|chin|deut|dutch|engl|espa[gñn]|fran[cçz]|fren|germ|holl|ingl|ital|japan|neder|nieder|portu|russ|spani|tedes"
-    r"|англ|нем|рус|укр)\w*"
+    r"alem[aáã]\w{1,2}|allemand|anglais|chin(?:ese|es|ês|ois|ese)|cinese|chinesisch|deutsch\w*|dutch|duits|engels|engli[sś]\w+"
+    r"|espa[gñ]n?h?ol|fran[cç]ais|franc(?:és|ês|ese)|französisch|frans|french|german|hollandais|holandés|ingl(?:és|ês|ese)"
+    r"|italian[oa]?|italien|italienisch|japanese|japanisch|japon(?:ais|és|ês)|nederlands|niederländisch|portugu\w+|russian|russe"
+    r"|russisch|russo|spanish|spanisch|tedesco|английск\w+|англійськ\w+|немецк\w+|німецьк\w+|русск\w+|російськ\w+|українськ\w+"
 )
 """Names of languages. An order to write in another one replaces the earlier."""
 
+_NEGATIONS = {"don", "no", "not", "never", "nie", "niemals", "nicht", "kein", "keine", "nunca", "jamais", "ne", "non", "mai"}
+_NEGATIONS |= {"não", "nooit", "niet", "не", "никогда"}
+"""Words of a prohibition."""
+
 _UNSPACED = re.compile(r"[请記记住以后後再要别不从現现在起可了，。！？\s]+")
-"""The same words in Chinese."""
+"""Function words in Chinese, and punctuation."""
 
 
 def update_standing(
@@ -70,27 +76,28 @@ def update_standing(
     """Return the orders that stay once these pages are admitted.
 
     Args:
-        new: pages of the user, each with its text and the orders that were recognized in it. previous: the orders so far. pages:
-            those of the session.
-        free: pages that are pinned, or cannot stay any more.
-        text_of: the text of any other page with orders.
+        new: new pages of the user, each with its text and the orders recognized in it. previous: the orders so far. pages: the
+            pages of the session.
+        free: pages that are excluded, because they are pinned or were removed.
+        text_of: returns the text of an older page with orders.
     """
     unavailable = set(free)
     orders = {number: spans for number, spans in previous.items() if number not in unavailable}
-    topics: dict[frozenset[str], tuple[int, Span]] = {}
+    topics: list[tuple[_Topic, int, Span]] = []
     for page, text, spans in new:
         if page.id in unavailable:
             continue
         if spans and not topics:
-            topics = {_topic(text_of(number), span): (number, span) for number in orders for span in orders[number]}
+            topics = [(_topic(text_of(number), span), number, span) for number in orders for span in orders[number]]
         for span in spans:
             topic = _topic(text, span)
-            number, older = topics.pop(topic, (0, span))
-            if number:
-                # The newest order about the same replaces it.
+            for rival in [rival for rival in topics if rival[0].is_same(topic)]:
+                # The newer order with the same topic replaces it.
+                _, number, older = rival
                 orders[number] = tuple([order for order in orders[number] if order != older])
+                topics.remove(rival)
             orders[page.id] = (*orders.get(page.id, ()), span)
-            topics[topic] = page.id, span
+            topics.append((topic, page.id, span))
     added = {page.id: page for page, _, _ in new}
     tokens = {number: (added.get(number) or pages[number]).tokens for number in orders}
     large = {number for number, spans in orders.items() if min(tokens[number], excerpt_tokens(spans)) > SMALL}
@@ -105,18 +112,45 @@ def update_standing(
     return dict(sorted(chosen.items()))
 
 
-def _topic(text: str, span: Span) -> frozenset[str]:
-    """Return the words that say what an order is about, without endings; all words if no others are left."""
-    sentence = text[slice(*span)].lower()
-    words = re.findall(r"\w+", sentence)
-    stems = {"language" if _LANGUAGE.fullmatch(word) else _ENDING.sub("", word) for word in words if word not in _FUNCTION_WORDS}
-    if len(words) == 1 or not any(map(str.isascii, words)):
-        stems = {part for stem in stems for part in _UNSPACED.split(stem) if part}
-    return frozenset(stems or words)
+class _Topic(NamedTuple):
+    """What an order is about.
+
+    Args:
+        stems: its words without endings, except names; all words if no others are left. words: the same with endings.
+        others: its words that say nothing of that.
+    """
+
+    stems: frozenset[str]
+    words: frozenset[str]
+    others: frozenset[str]
+
+    def is_same(self, other: _Topic) -> bool:
+        """Return whether another order is about the same. Endings vary between an order and its opposite; two orders of one form
+        whose words end differently ("core", "cors") are about two things, and so are prohibitions of two languages."""
+        if self.stems != other.stems:
+            return False
+        return (
+            self.words == other.words
+            or self.others != other.others
+            or ("language" in self.stems and not self.others & _NEGATIONS)
+        )
+
+
+def _topic(text: str, span: Span) -> _Topic:
+    sentence = text[slice(*span)]
+    every = re.findall(r"\w+", sentence)
+    names = {word.lower() for word in every[1:] if word.istitle()}
+    words = {word.lower() for word in every}
+    others = words & _FUNCTION_WORDS
+    content = words - others
+    stems = {"language" if _LANGUAGE.fullmatch(word) else word if word in names else _ENDING.sub("", word) for word in content}
+    if len(every) == 1 or not any(map(str.isascii, words)):
+        stems = content = {part for stem in stems for part in _UNSPACED.split(stem) if part}
+    return _Topic(frozenset(stems or words), frozenset(content or words), frozenset(others))
 
 
 def excerpt_tokens(sentences: Sequence[Span]) -> int:
-    """Return the tokens of an excerpt with these sentences, by a rule of thumb."""
+    """Estimate the tokens of an excerpt with these sentences."""
     return FRAME + sum(stop - start for start, stop in sentences) // 3
 
 

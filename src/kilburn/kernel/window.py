@@ -143,7 +143,7 @@ class WindowState:
         sets = ("shown", "made", "folded", "gone", "pins")
         for name in (*sets, "states", "costs", "groups", "importance", "open", "calls", "request", "atomic", "compactions"):
             setattr(twin, name, getattr(self, name).copy())
-        twin.pages = self.pages.part([*self.shown, *self.open, *self.request])
+        twin.pages = self.pages.part([*self.shown, *self.open, *self.request, *self.orders])
         self._own_groups, twin._own_groups, twin._together = set(), set(), {}
         twin.stand_ins, twin.stubs, twin.order = self.stand_ins.copy(), self.stubs.copy(), self.order.copy()
         twin._spoken, twin._waiting = self._spoken.copy(), None

@@ -184,7 +184,7 @@ def _noted(
 
 
 def _largest(limit: int, fits: Callable[[int], bool]) -> int:
-    """Return the largest number up to a limit that fits, if any number below one that fits does; 0 if none fits."""
+    """Return the largest number up to a limit for which a monotonic test holds, or 0."""
     return bisect_left(range(1, limit + 1), True, key=lambda number: not fits(number))
 
 
@@ -237,7 +237,7 @@ def quotation(
     def fits(size: int) -> bool:
         return store.counter.count(quoted(size)) <= tokens
 
-    # Usually all of them fit.
+    # Usually all hits fit.
     size = len(hits) if fits(len(hits)) else _largest(len(hits) - 1, fits)
     return quoted(size), [hits[at] for at in sorted(best[:size])]
 
@@ -293,7 +293,7 @@ def bring(
     try:
         with kernel_of(session, turn) as kernel:
             hits, visible_hits = _hits(session, kernel, tokens, earlier)
-        # The best ones first.
+        # The best hits first.
         hits = sorted((pair for pair in hits if pair[0] not in beside), key=lambda pair: -pair[1].score)
     except KilburnError as error:
         # The prompt does without.

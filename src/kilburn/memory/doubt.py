@@ -29,7 +29,7 @@ from kilburn.search.confidence import is_english
 from kilburn.search.dates import grounded
 
 MAX_DOUBTED_FACTS = 5
-"""Facts that one sentence may doubt; a sentence that would doubt more is too general."""
+"""Maximum number of facts that one sentence can doubt; a sentence that would doubt more is too general."""
 
 
 _ABOUT_OTHERS = re.compile(rf"(?:(?:my|our|the) {KIN}\b|(?:he|she|they)\b)(?!.*\b(?:i|me|we|us|i'm|i've|we've)\b)", re.IGNORECASE)
@@ -75,8 +75,8 @@ def _relation(match: re.Match[str]) -> set[str]:
 
 
 def rival_words(text: str) -> tuple[str, str] | None:
-    """Return words that every sentence has which this one rivals, and words of which it has one, if these are not ""; None where
-    no sentence is such."""
+    """Return index words for the search for rivals of a sentence: words that every rival has, and words of which a rival has at
+    least one ("" if it need not). None if the sentence can have no rivals."""
     match = _SINGLE_VALUED.search(text)
     if match is None:
         return None
@@ -84,26 +84,26 @@ def rival_words(text: str) -> tuple[str, str] | None:
 
 
 def has_change_sign(text: str) -> bool:
-    """Return whether a sentence has a sign of change; without one it resembles no fact."""
+    """Return whether a sentence has a sign of change. Otherwise it cannot resemble a fact."""
     return ENDS.search(text) is not None or BRINGS.search(text) is not None
 
 
 def doubt_link(olds: Sequence[int]) -> Add:
-    """Return the page that says of some facts that the first `Add` of the same change doubts them."""
+    """Return the page that records that the first `Add` of the same change doubts some facts."""
     claim = Claim(subject=SPEAKER, relation=DOUBTS, object=" ".join(map(address_of, olds)), confidence=0.5, many=True)
     text = "A later fact may have changed this one."
     return Add(text=text, kind=Kind.TEXT, claim=claim, sources=tuple(olds), refers=(0,), why="a later fact")
 
 
 def doubted_facts(page: Page) -> set[int]:
-    """Return the facts that a page doubts: those that its claim names; all that it is made from, where it names none."""
+    """Return the facts that a page doubts: those that its claim names, or all its sources if it names none."""
     addresses = page.claim.object.split() if page.claim is not None else []
     return {source for source in page.sources if not addresses or address_of(source) in addresses}
 
 
 def resemblance_test(sentence: str) -> Callable[[str, Claim | None], bool]:
-    """Return a test of whether a sentence with a sign of change speaks of a fact: it says that the object is over, or it says
-    something new on the same matter about the same person."""
+    """Return a test of whether a sentence with a sign of change concerns a fact: it ends the fact's object, or it has new
+    information on the same matter about the same person."""
     negated, event = NEGATED.search(sentence) is not None, _EVENT.search(sentence) is not None
     about_others = _ABOUT_OTHERS.match(sentence) is not None
     ends, brings = ENDS.search(sentence) is not None, BRINGS.search(sentence) is not None
@@ -112,7 +112,7 @@ def resemblance_test(sentence: str) -> Callable[[str, Claim | None], bool]:
     owned = {stem(word.casefold()) for word in _OWNED.findall(sentence)} if ends else set[str]()
     # New information has a name or a number.
     fresh = {stem(name) for name in proper_names(f"- {sentence}")} | {word for word in stems if any(map(str.isdigit, word))}
-    # The words of the sentence, by matter.
+    # The sentence's words for each matter.
     spoken = [(of, of & stems) for of in _matters() if not of.isdisjoint(stems)]
 
     def resembles(fact: str, claim: Claim | None) -> bool:

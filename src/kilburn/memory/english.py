@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 SECTIONS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("english.toml").read_text("utf-8"))
-"""The entries of the file, by section and name."""
+"""Entries of the file by section and name."""
 
 
 def expand(entry: str) -> str:
-    """Return a pattern in one line, with the entries that it names in their places."""
+    """Return a pattern on one line, with the entries that it references inserted."""
     return re.sub(r"<<([\w.]+)>>", lambda match: text(match[1]), entry.replace("\n", ""))
 
 

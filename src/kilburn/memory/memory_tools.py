@@ -45,7 +45,7 @@ NAMES = frozenset(spec.name for spec in SPECS)
 
 _SEARCH_BEYOND = {
     "type": "string",
-    "description": "another session or memory to search instead, or * for this one and all that you may read",
+    "description": "another session or memory to search instead, or * for this session and all that you may read",
 }
 BEYOND = (
     msgspec.structs.replace(

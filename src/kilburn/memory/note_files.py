@@ -330,7 +330,7 @@ def _write(root: int, path: str, data: bytes) -> None:
 
 
 def _folder_path(folder: int) -> Path:
-    """Return a path that leads to an opened folder, wherever that is by now."""
+    """Return a path to an open folder that stays valid if the folder is moved."""
     if sys.platform == "darwin":
         return Path(os.fsdecode(fcntl.fcntl(folder, fcntl.F_GETPATH, bytes(1024)).rstrip(b"\0")))
     return Path(f"/proc/self/fd/{folder}")

@@ -1,4 +1,4 @@
-"""What models are told that keep a memory, from the file `prompts.toml`."""
+"""Prompts for models that manage a memory, from the file `prompts.toml`."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ _PROMPTS: dict[str, str] = tomllib.loads(Path(__file__).with_name("prompts.toml"
 
 
 def prompt(name: str) -> str:
-    """Return a system prompt by its name in the file."""
+    """Return the system prompt with this name."""
     return _PROMPTS[name].replace("\n", " ")

@@ -21,11 +21,11 @@ from kilburn.models.retry import Retry
 
 
 class Deadline:
-    """Shuts a socket after so many seconds, unless the block ends before.
+    """Shuts a socket after a number of seconds, unless the block ends first.
 
     Args:
-        seconds: from the start of the block, or None for no end.
-        source: a response of httpx2 whose socket is to be shut.
+        seconds: seconds from the start of the block, or None for no limit.
+        source: an httpx2 response, whose socket is shut.
     """
 
     def __init__(self, seconds: float | None, source: Any) -> None:
@@ -50,7 +50,7 @@ class Deadline:
         stream = self._source.extensions.get("network_stream")
         wire = None if stream is None else stream.get_extra_info("socket")
         if wire is not None:
-            # The other side has closed the socket already.
+            # The peer has already closed the socket.
             with contextlib.suppress(OSError):
                 wire.shutdown(socket.SHUT_RDWR)
 

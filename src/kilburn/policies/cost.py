@@ -30,8 +30,8 @@ A prompt needs about one old line, however large the window is, so the chance th
 window. Fitted on chats and recorded runs at 1,000 to 16,000 tokens."""
 
 EXTRA_CHAT_CHANCE = 0.5
-"""What is added to `CHANCE` while people talk, in a window of 8,000 tokens or more: a question brings what the excerpts do not
-have, so they are needed less."""
+"""Added to `CHANCE` in a conversation between people and the model, in a window of 8,000 tokens or more. There a question brings
+passages that the excerpts omit, so excerpts are needed less."""
 
 RECENT_MESSAGES = 20
 """A recall of a page within this many messages means that too little was kept."""

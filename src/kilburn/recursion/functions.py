@@ -1,8 +1,8 @@
-"""What the code of a recursive model can call besides models: functions of the caller, and the past of the agent.
+"""Functions that the code of a recursive model can call, besides models: those of the caller, and reads of the agent's past.
 
 The functions run in this program, with the agent's rights. Their results are recorded in the branch of the run, so a resumed run
-does not call them again. Each read of the past is recorded with the pages that it read. So everything that the code makes of them
-is forgotten with them, and the run can be replayed.
+does not call them again. Each read of the past is recorded with its pages. Therefore all results of the code are forgotten with
+these pages, and the run can be replayed.
 """
 
 from __future__ import annotations
@@ -148,9 +148,9 @@ class Past:
     Args:
         past: one session, or all sessions of a store.
         reader: the session of the run. It cannot cite pages of another store.
-        own_run: name of that session, and first page of the run: later pages, and its branches, are not past.
-        sub_calls: of the run: records the reads, and has the reads of a recorded run.
-        readable: returns whether a session may be read. Other sessions are not found either.
+        own_run: name of that session, and first page of the run. This page, later pages and branches of the run are excluded.
+        sub_calls: the run's calls: records the reads, and returns the reads of a recorded run.
+        readable: returns whether a session may be read. Searches exclude all other sessions.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class Past:
         return self._told("memory.sessions()", rows, ())
 
     def search(self, query: str, tokens: int = 1000) -> list[dict[str, Any]]:
-        """Return passages that match a query, best first, of at most so many tokens together: session, address, text, origin."""
+        """Return passages that match a query, best first, within a total of `tokens`: session, address, text, origin."""
         past = self._past
         hits = past.search(query, tokens) if isinstance(past, Session) else past.search(query, tokens, where="sessions")
         hits = [hit for hit in hits if self._is_past(hit.session, parse_address(hit.address)[0])]
@@ -183,7 +183,7 @@ class Past:
         return self._told(f"memory.search({query!r}, {tokens})", rows, self._keys(cites))
 
     def pages(self, session: str = "", first: int = 1, last: int | None = None) -> list[dict[str, Any]]:
-        """Return the pages of a session from one number to another, without forgotten ones.
+        """Return the pages of a session in a range of numbers, except forgotten pages.
 
         Args:
             session: its name; "" if there is only one.
@@ -193,7 +193,7 @@ class Past:
         opened = self._session(session)
         recorded = self._sub_calls.known(call)
         if recorded is not None:
-            # The recorded read did not have later pages.
+            # Exclude pages that did not exist at the recorded read.
             last = int(recorded.reply or 0)
         end = opened.window.last if last is None else last
         chosen = [page for page in _originals(opened) if first <= page.id <= end and self._is_past(opened.name, page.id)]
@@ -211,7 +211,7 @@ class Past:
         ]
 
     def _keys(self, pages: Iterable[tuple[Session, int]]) -> tuple[Key, ...]:
-        """Return the pages that were read, each once, where they can be cited."""
+        """Return the distinct pages of a read that can be cited."""
         keys: dict[Key, None] = {}
         is_citable: dict[str, bool] = {}
         for session, page in pages:
@@ -249,6 +249,6 @@ def _originals(session: Session) -> list[Page]:
 
 
 def shares_store(session: Session, second: Session) -> bool:
-    """Return whether another session is of the store of this one, so that its pages can be cited here."""
+    """Return whether a session belongs to the reader's store, so that its pages can be cited."""
     info = session.backend.segment(second.name, time=0.0, create=False)
     return info is not None and (info.number, info.created) == (second.number, second.info.created)

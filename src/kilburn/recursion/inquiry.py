@@ -32,11 +32,11 @@ EMPTY_CODE = '{"content": None, "ready": False}'
 
 
 class AnswerOutcome(StrEnum):
-    """How a question ended."""
+    """The outcome of a question."""
 
     ANSWERED = "answered"
     PARTIAL = "partial"
-    """It was answered, but some sub-calls failed: see `RecursiveResult.missing`."""
+    """Answered, but some sub-calls failed: see `RecursiveResult.missing`."""
     FORCED = "forced"
     """The limit of steps was reached; the model answered when it was asked to."""
     PROSE = "said"
@@ -51,17 +51,17 @@ class RecursiveResult(msgspec.Struct, kw_only=True):
     """The result of a question.
 
     Args:
-        outcome: how it ended.
+        outcome: the outcome of the question.
         content: the answer, a JSON value; None if there is none.
         limit: the limit that was reached: "steps" (of the root), "calls", "tokens", "seconds", "money"; or "".
-        missing: failed sub-calls, those of runs below included.
-        differing: of a resumed run: the outputs that changed when their cells were run again.
+        missing: failed sub-calls, including those of nested runs.
+        differing: outputs that changed when a resumed run repeated their cells.
         address: address of the answer in the session; "" if there is none.
         steps: number of the root's replies.
-        calls: number of answered sub-calls, those of runs below included.
+        calls: number of answered sub-calls, including those of nested runs.
         tokens, money: costs of all models together.
-        resident: tokens of the root's largest prompt: as the provider reports it, otherwise as counted here.
-        sandbox: name of the sandbox. lacks: protections and features that it does not have on this machine.
+        resident: tokens of the root's largest prompt, as reported by the provider or otherwise counted here.
+        sandbox: name of the sandbox. lacks: protections and features that it lacks on this machine.
     """
 
     outcome: AnswerOutcome = AnswerOutcome.NOTHING
@@ -111,8 +111,7 @@ class AnswerVariable:
         return value.get("content") if isinstance(value, dict) else None
 
     def check(self) -> str:
-        """Check the variable after a cell. Return what is wrong with it, in words for the model, or "". A wrong value is
-        reset."""
+        """Check the variable after a cell. Return an error message for the model, or "". An invalid value is reset."""
         try:
             value = self._sandbox.get("answer")
         except NoValue as error:

@@ -34,7 +34,7 @@ RECENT = 1024
 """Entries that may be outside of the order, besides an eighth of all."""
 
 WIDE, SHARE = 8, 256
-"""Candidates by signs: so many for each vector that is wanted, and one of so many vectors; see `kilburn lab vectors`."""
+"""Candidates by signs: this many for each requested vector, and one in this many of all vectors."""
 
 
 def vector_bytes(dimensions: int) -> int:

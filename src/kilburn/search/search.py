@@ -16,7 +16,7 @@ import logging
 import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from itertools import groupby, islice
 
 import msgspec
@@ -26,9 +26,10 @@ from kilburn.budget import Counter
 from kilburn.claims import DOUBTS, contested, together
 from kilburn.collections.collecting import is_true, until_of
 from kilburn.errors import ModelError, SpecError, StoreCorrupt
+from kilburn.kernel.contents import Contents
 from kilburn.kernel.window import WindowState
 from kilburn.message import Kind
-from kilburn.page import Page, Place, Span, address_of, searchable_words
+from kilburn.page import Page, Place, Span, address_of, parse_address, searchable_words
 from kilburn.retrieval import Candidate, Meanings, Query, Ranking, Scored
 from kilburn.search.confidence import ENOUGH, confidence
 from kilburn.search.found import DamageWarning, Findings, Found
@@ -51,7 +52,7 @@ MIN_DEPTH, MAX_DEPTH = 60, 400
 """Passages that each arm of a search brings, depending on the budget."""
 
 USER_DEPTH = 24
-"""Passages of the user that a search of them alone brings."""
+"""Maximum number of passages that a search of the user's messages returns."""
 
 MAX_WORD_HITS = 4000
 """Passages of the arm of words from which on it looks for no further ones."""
@@ -112,14 +113,15 @@ class Searcher:
     """Searches a store.
 
     Args:
-        vectors: finds by meaning; None for words alone.
-        windows: of open sessions, by number; a page that is there is not read from the store. Of a branch, also for its
-            ancestors.
-        owner: of a page in such a window, the number of the segment that it was made in.
-        shown: whether a page of such a window counts as shown; None for those that stand in it whole.
-        by_user: whether only what the user said is searched, and by words alone.
-        infos: the segments to look in; or those of them that are whole, by number.
-        everywhere: whether these are all of the tenant's.
+        vectors: the search by meaning; None to search by words only.
+        windows: windows of open sessions, by segment number. Pages in them are not read from the store. The window of a branch is
+            also entered for its ancestors.
+        owner: returns the number of the segment in which a page of such a window was created.
+        shown: returns whether the prompt shows a page of such a window; None for the pages that are whole in it.
+        contents: caches texts of these sessions; None to read them from the store.
+        by_user: search only the user's messages, by words only.
+        infos: the segments to search; a mapping has them by number.
+        everywhere: whether these are all segments of the tenant.
     """
 
     def __init__(
@@ -132,6 +134,7 @@ class Searcher:
         windows: Mapping[int, WindowState] | None = None,
         owner: Callable[[int], int] | None = None,
         shown: Callable[[int], bool] | None = None,
+        contents: Contents | None = None,
         by_user: bool = False,
         everywhere: bool = False,
     ) -> None:
@@ -143,6 +146,7 @@ class Searcher:
             self._infos = {info.number: info for info in infos if not info.damaged}
         self._numbers = None if everywhere else list(self._infos)
         self._windows, self._owner, self._shown, self._by_user = windows or {}, owner, shown, by_user
+        self._texts_by_digest = backend.contents.texts if contents is None else contents.texts
         # Pages that were skimmed, or read; the keys of those that were read and verified, or are in a window.
         self._rows: dict[Key, tuple[Page, State]] = {}
         self._verified: set[Key] = set()
@@ -384,7 +388,9 @@ class Searcher:
             StoreError: see `ranked`.
         """
         ranked, best = self.best(query, tokens, now, counter, limit, at=at, beside=abstain, unseen=unseen, apart=not abstain)
-        by_place = {(self._infos[page.key[0]].name, page.candidate.page.address): page for page in ranked}
+        page_ids = {parse_address(hit.address)[0] for hit in best}
+        shown = (page for page in ranked if page.candidate.page.id in page_ids)
+        by_place = {(self._infos[page.key[0]].name, page.candidate.page.address): page for page in shown}
         of = [by_place.get((hit.session, hit.address)) for hit in best]
         cosines = [None if page is None else page.candidate.meaning for page in of]
         turns = [None if page is None or page.candidate.kind in ALONE else page.key for page in of]
@@ -415,7 +421,9 @@ class Searcher:
         """
         while True:
             # An embedder may take long, and no transaction stays open for so long.
-            with at_once(self._backend, ahead=not self._windows) if self._vectors is None else nullcontext():
+            # Pages and texts of a session that was just opened are not in memory yet.
+            ahead = not self._windows or any(window.pages.held < window.last for window in self._windows.values())
+            with at_once(self._backend, ahead=ahead) if self._vectors is None else nullcontext():
                 ranked = self.ranked(query, now, tokens, at, beside=beside, unseen=unseen)
                 hits = self._found(ranked, counter, tokens, now, limit, at=at, apart=apart)
             if hits is not None:
@@ -451,7 +459,7 @@ class Searcher:
         remaining, crumbs, batch = tokens, tokens // REST_SHARE, FIRST_READ if limit is None else min(FIRST_READ, limit)
         passages = ((match, span) for match in ranked for span in (match.candidate.span, *match.candidate.also))
         rest = filter(lambda passage: passage[1][1] - passage[1][0] <= remaining * LETTERS, passages)
-        # Passages that fit in between are hard to find: each time more of them are read, unless little room is left.
+        # Passages that fit into the remaining room are rare: read more passages each time, unless little room remains.
         while remaining > crumbs and (limit is None or len(chosen) < limit) and (batch_passages := list(_some(rest, batch))):
             batch *= GROWTH
             if not self._holds([page for match, _ in batch_passages for page in (match, *against.get(match.key, ()))]):
@@ -583,16 +591,25 @@ class Searcher:
                 try:
                     texts.update(self._searchable([page]))
                 except StoreCorrupt as error:
+                    if self._is_forgotten(page.key):
+                        continue
                     name = self._infos[page.candidate.segment].name
                     message = f"not searched: {page.candidate.page.address} of session {name!r}: {error.what}"
                     warnings.warn(message, DamageWarning, stacklevel=4)
             return texts
 
+    def _is_forgotten(self, key: Key) -> bool:
+        """Return whether another writer has forgotten a page since it was read."""
+        with suppress(StoreCorrupt):
+            row = self._backend.skim([key]).get(key)
+            return row is None or row[1].at is Place.DROPPED
+        return False
+
     def _searchable(self, ranked: Collection[Ranked]) -> dict[str, str]:
         # A block's own text may be 30 MB of base64, and is not what is found.
         pages = [page.candidate.page for page in ranked]
         sources = {page.digest: page.extra if page.kind is Kind.OPAQUE else page.digest for page in pages}
-        texts = self._backend.contents.texts(set(sources.values()))
+        texts = self._texts_by_digest(set(sources.values()))
         return {
             digest: texts[source] if source == digest else searchable_words(texts[source])
             for digest, source in sources.items()
@@ -643,7 +660,7 @@ FIRST_READ, GROWTH, MOST_READ = 24, 3, 200_000
 time, but for the last of them."""
 
 REST_SHARE = 16
-"""The share of the budget for which no further texts are read: a sixteenth."""
+"""Stop reading texts when this fraction of the budget remains: a sixteenth."""
 
 LETTERS = 12
 """Characters of a token, on average in a passage, at most: one that must take more tokens than are left is not read."""

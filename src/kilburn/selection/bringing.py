@@ -29,60 +29,59 @@ from kilburn.selection.selection import HEADING, MARK, PagePassage, joined, new_
 from kilburn.selection.signs import Sign, classify_line, sign_of_prose
 
 HITS = 100
-"""Passages that the search is asked for, at most."""
+"""Maximum number of passages that the search returns."""
 
 QUERY, HALF = 1000, 0.5
-"""Characters of what was said that are searched for, and the weight that it must have: a long request has less, and so have
-words before a short one."""
+"""Maximum characters of the query, and the weight of a long request and of messages before a short one."""
 
 BRIEF, SHORT = 12, 80
 """Words of a message that is taken as a question without its mark, and of an agent's plan that is searched for by its words; of
 one that a person typed, at most."""
 
 QUESTION_SHARE, LESS_SHARE = 0.4, 0.2
-"""Share of the best score that a passage needs where somebody asks, and what is taken off in a large window."""
+"""Minimum share of the best score for a passage after a question, and the reduction of this share in a large window."""
 
 OTHER_SHARE, MIN_CONFIDENCE, MIN_WORDS = 0.8, 0.8, 3
 """The same where nobody does; how likely an answer must be then, and words that must be searched for."""
 
 SMALL = 4000
-"""Tokens of a window that is not large; one of twice as many is."""
+"""Tokens of a small window. A window of twice as many is large."""
 
 WHOLE, GRAIN, MATCH = 800, 300, 0.5
 """Characters of a page that is brought whole; of a passage of a longer one, at most; share of what the
 asked words of the best one beside it are worth that it needs, each word by how few passages have it."""
 
 NEW = 0.5
-"""Share of a passage that the window must not show yet."""
+"""Minimum share of a passage that the window does not show already."""
 
 NAMED_TOKENS, MAX_NAMES, MAX_WORDS, NAME_HITS = 300, 6, 12, 20
-"""Where an agent is at work: tokens of the passages that explain the names of its newest step, at most; names, above which it
-writes something new and none is looked for; other words, above which these are not; hits that the search is asked for."""
+"""While an agent works: maximum tokens of passages that explain names in its newest step; maximum number of such names (with
+more, the agent writes new code and none is searched for); maximum number of other words to search for; maximum number of hits."""
 
 REMINDER_TOKENS, USER_HITS, RARE, CALL_WORDS = 120, 12, 2, 40
-"""Where an agent is at work: tokens of what the user said about the same as its newest step, at most; passages in which that is
-looked for; sentences that may have a word that counts alone; words of a call or plan that counts whole."""
+"""While an agent works: maximum tokens of the user's sentences that concern its newest step; maximum number of passages to search
+for them; maximum number of sentences with a word that suffices alone; maximum words of a call or plan that is used whole."""
 
 STEP_CHARS, MIN_NAME_CHARS = 4000, 4
-"""Characters of a message, at its end, in which names are looked for; and of a name, at least."""
+"""Characters at the end of a message that are scanned for names; minimum characters of a name."""
 
 NAME_KINDS = ("call", "dotted", "error", "name")
 """Kinds of identifiers that have a meaning in an older output; a path has none."""
 
 ERRORS = (Sign.FRAME, Sign.ERROR, Sign.FAILED)
-"""Lines of a tool's output in which names are looked for."""
+"""Kinds of lines of a tool's output that are scanned for names."""
 
 RECENT_PAGES = 12
-"""Newest pages in which it is looked for whether the agent goes on after its own words."""
+"""Number of the newest pages that show whether the agent continues after its own messages."""
 
 FIRST_PAGES = 8
-"""Number up to which a page may be the user's first text: what is before it is the system's."""
+"""Maximum id of a page that can be the user's first text: the pages before it are the system's."""
 
 MIN_OVERLAP = 0.5
-"""Share of a copy, by characters, that must be wanted still so that it stays."""
+"""Minimum share of a copy, by characters, that must still be relevant for the copy to stay."""
 
 MARKS = ("?", "？", "؟")
-"""A question ends with one of these."""
+"""The ends of a question."""
 
 _CODE = re.compile(r"(?<=`)\w+(?=`)|\w*[a-z]_?[A-Z_]\w*|\w+_\w+")
 _DEFINES = re.compile(r"\b(?:class|def|enum|fn|func|function|interface|struct|trait|type)[ \t]+(\w+)")
@@ -98,7 +97,7 @@ _ENDS = re.compile(r"(?<=[.!?])\s+|(?<=[。！？؟])|\n")
 
 
 def largeness(capacity: int) -> float:
-    """0 for a window of 4,000 tokens or less, 1 for one of 8,000 or more, and between them what lies between."""
+    """Return 0 for a window of 4,000 tokens or less, 1 for a window of 8,000 or more, with linear interpolation."""
     return min(1.0, max(0.0, capacity / SMALL - 1))
 
 
@@ -108,7 +107,7 @@ def removable_copies(view: View) -> list[Page]:
 
 
 def copy_moves(leaving: Sequence[Page], passages: Sequence[PagePassage]) -> list[Move]:
-    """The moves that take copies away and bring passages."""
+    """Return the moves that evict copies and bring passages."""
     moves: list[Move] = [Evict(tuple([page.id for page in leaving]), why="not asked for any more")] if leaving else []
     parts = joined(passages)
     return [*moves, Bring(parts, why=f"{described(parts)} for what was asked")] if parts else moves
@@ -120,12 +119,12 @@ def described(parts: Parts) -> str:
 
 
 def unshown(passages: Sequence[PagePassage], copies: Sequence[Page]) -> list[PagePassage]:
-    """The passages that these copies do not show."""
+    """Return the passages that these copies do not show."""
     return [passage for passage in passages if not any(_has(page.parts, passage) for page in copies)]
 
 
 def fitting(view: View, passages: Sequence[PagePassage], room: int) -> list[PagePassage]:
-    """The first of these passages, within `room` tokens as one copy."""
+    """Return the first of these passages that fit into `room` tokens as one copy."""
     room -= view.count(HEADING)
     fit: list[PagePassage] = []
     pages: set[int] = set()
@@ -139,7 +138,7 @@ def fitting(view: View, passages: Sequence[PagePassage], room: int) -> list[Page
 
 
 def _cost(view: View, passage: PagePassage, pages: Set[int]) -> int:
-    """Tokens of a passage in a copy of these pages."""
+    """Return the tokens of a passage in a copy of these pages."""
     return (
         view.count(passage.text[passage.passage.start : passage.passage.end])
         + 3
@@ -160,8 +159,8 @@ def pays(tokens: int, behind: int, prompts: float, prices: Prices) -> bool:
 
 
 def leaves(view: View, copy: Page, passages: Sequence[PagePassage], prices: Prices) -> bool:
-    """Return whether a copy is not wanted any more, and it pays that it leaves now: it would leave anyway with the next edit in
-    front, when the window is full. What was brought for the user's request is wanted until the user says something else."""
+    """Return whether a copy is no longer relevant and its eviction pays now; the next edit in front, when the window is full,
+    would evict it in any case. Passages for the user's request are relevant until the user's next message."""
     overlap = _overlap(copy.parts, passages)
     if overlap >= MIN_OVERLAP or (overlap and not is_typed(view)):
         return False
@@ -172,14 +171,14 @@ def leaves(view: View, copy: Page, passages: Sequence[PagePassage], prices: Pric
 
 
 def _is_of_task(view: View, copy: Page) -> bool:
-    """Whether a copy stands before the user's latest message, and the agent is at work on that."""
+    """Return whether a copy precedes the user's latest message, on which the agent works."""
     behind = takewhile(lambda page: page.id != copy.id, reversed(view.pages))
     return any(page.id == view.task_page and not view.is_latest(page) for page in behind)
 
 
 def cached_behind(view: View, copy: Page) -> int:
-    """Count the tokens behind a copy that the provider has in its cache: no prompt had the newest message yet, nor what the
-    assistant said before it."""
+    """Return the tokens behind a copy that the provider has in its cache. No prompt contained the newest message or the
+    assistant's message before it."""
     behind = takewhile(lambda page: page.id != copy.id, reversed(view.pages))
     cached = dropwhile(lambda page: page.role is Role.ASSISTANT, dropwhile(view.is_latest, behind))
     return sum([page.tokens for page in cached])
@@ -267,7 +266,7 @@ def _sentences_about(
 
 
 def _speaks_first(view: View) -> bool:
-    """Whether the request is the first text of the user, as in most runs of an agent: there are no older ones to search."""
+    """Return whether the request is the user's first text, as in most runs of an agent, so that no older one can be searched."""
     return 0 < view.task_page <= FIRST_PAGES and all(view.page(page).role is not Role.USER for page in range(1, view.task_page))
 
 
@@ -288,12 +287,12 @@ def _subjects_of(view: View, step: Sequence[Page]) -> tuple[set[str], set[str]]:
 def _passages_named(
     view: View, room: int, staying: Sequence[Page], excerpt: Parts
 ) -> Generator[Effect, Answer, list[PagePassage] | None]:
-    """Search for the names that the agent's newest step mentions. Each gets one passage: the one that defines it or, if nothing
-    else in the window has the name, one that has it. None if there is no such name. A plain word that a call quotes or an error
-    has gets those that have it, if they are few.
+    """Search for the names in the agent's newest step. Each name gets one passage: its definition or, if no other text in the
+    window contains the name, a passage that contains it. A plain word that a call quotes or an error contains gets the passages
+    that contain it, if they are few. Return None if there is no such name or word.
 
     Args:
-        room: tokens that the passages may take as one copy.
+        room: maximum tokens of the passages as one copy.
         staying: the pages that stay in the window.
         excerpt: what an excerpt of the same plan keeps.
     """
@@ -336,14 +335,14 @@ def _passages_named(
 
 
 def _texts_beside(view: View, step: Sequence[Page], staying: Sequence[Page], excerpt: Parts) -> list[str]:
-    """Return the texts that the prompt shows beside a step and the copies: of the pages that stay, and of an excerpt."""
+    """Return the texts of the prompt except a step and the copies: those of the pages that stay and of an excerpt."""
     new = {page.id for page in step} | view.copies
     texts = shown_texts(view, (page for page in reversed(staying) if page.id not in new))
     return texts + [view.text(number)[slice(*span)] for number, spans in excerpt for span in spans]
 
 
 def _newest_step(view: View) -> list[Page]:
-    """Return the pages of what the agent said and called last, and of what came back, newest first."""
+    """Return the pages of the agent's last message, calls and results, newest first."""
     step: list[Page] = []
     for page in reversed(view.pages):
         if page.id in view.copies:
@@ -355,8 +354,8 @@ def _newest_step(view: View) -> list[Page]:
 
 
 def _names_in(view: View, step: Sequence[Page]) -> tuple[set[str], set[str]]:
-    """Return the names of a program that the agent wrote, and those in the errors that came back, in lower case; and the other
-    words of these errors, of what its calls quote, and of what it says is still to be done."""
+    """Return the identifiers that the agent wrote and those in the resulting errors, in lower case; and the other words of these
+    errors, of its calls' quotations, and of its remaining tasks."""
     names, words = set[str](), set[str]()
     for page in step:
         text = view.text(page.id)[-STEP_CHARS:]
@@ -402,7 +401,7 @@ def _passages(view: View, hits: Iterable[Hit], words: Set[str], names: Set[str],
 
 
 def _definitions(text: str, names: Set[str]) -> Iterator[Span]:
-    """The lines of a text that define one of these names."""
+    """Return the lines of a text that define one of these names."""
     for match in _DEFINES.finditer(text) if names else ():
         if match[1].lower() in names:
             yield text.rfind("\n", 0, match.start()) + 1, text.find("\n", match.end()) % (len(text) + 1)
@@ -418,12 +417,12 @@ def build_query(view: View) -> tuple[str, bool]:
 
 
 def is_typed(view: View) -> bool:
-    """Whether the newest message is one that a person typed: not what a tool returned under the user's name."""
+    """Return whether a person typed the newest message, as opposed to a tool's result under the user's name."""
     return any(page.id == view.task_page for page in view.latest()) and (is_chat(view) or _asks(view.task))
 
 
 def is_chat(view: View) -> bool:
-    """Whether people talk: the user's latest message is short or a question, and no agent works on it now."""
+    """Return whether this is a conversation: the user's latest message is short or a question, and no agent works on it now."""
     short = len(view.task.split()) <= SHORT or _asks(view.task)
     return short and all(page.kind is Kind.TEXT for page in view.latest()) and not _goes_on(view)
 
@@ -438,14 +437,15 @@ def _asks(text: str) -> bool:
 
 
 def is_due(view: View) -> bool:
-    """Whether a prompt follows the newest message: behind the assistant's words only if the agent lately went on after such."""
+    """Return whether a prompt follows the newest message. After a message of the assistant, this holds only if the agent recently
+    continued after its own message."""
     by_assistant = any(page.role is Role.ASSISTANT for page in view.latest())
     by_user = any(page.role is Role.USER for page in view.latest())
     return _goes_on(view) if by_assistant else not (by_user and _goes_on(view)) or is_typed(view)
 
 
 def _goes_on(view: View) -> bool:
-    """Whether the agent lately said something after its own words, so that the next prompt may come after them."""
+    """Return whether the agent recently continued after its own message, so that the next prompt may follow one."""
     pages = [page for page in islice(reversed(view.pages), RECENT_PAGES) if page.id not in view.copies]
     return any(
         page.role is following.role is Role.ASSISTANT and page.message != following.message for page, following in pairwise(pages)
@@ -453,7 +453,7 @@ def _goes_on(view: View) -> bool:
 
 
 def _has(parts: Parts, passage: PagePassage) -> bool:
-    """Whether these spans show a passage."""
+    """Return whether these spans show a passage."""
     return any(
         page == passage.page and any(start <= passage.passage.start and passage.passage.end <= stop for start, stop in spans)
         for page, spans in parts
@@ -461,6 +461,6 @@ def _has(parts: Parts, passage: PagePassage) -> bool:
 
 
 def _overlap(parts: Parts, passages: Sequence[PagePassage]) -> float:
-    """The share of these spans, by characters, that is wanted."""
+    """Return the relevant share of these spans, by characters."""
     whole = sum([stop - start for _, spans in parts for start, stop in spans])
     return sum([passage.passage.end - passage.passage.start for passage in passages if _has(parts, passage)]) / max(1, whole)

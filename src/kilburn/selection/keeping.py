@@ -1,4 +1,4 @@
-"""What `hybrid` and `cost` have in common: excerpts in front that change seldom, and copies behind for what was asked.
+"""The common part of `hybrid` and `cost`: excerpts in front that rarely change, and copies behind for the newest request.
 
 When the window is full, what is older than a tail is replaced by an excerpt, which is put after the excerpts that are there:
 all before it keeps its bytes, and is read from the provider's cache. When the excerpts take too much of the window, they are
@@ -48,7 +48,7 @@ LASTING, MORE_LASTING = 0.6, 0.4
 window of 4,000 tokens, which holds the last outputs."""
 
 MARKS = 12
-"""Tokens of what stands around each page's passages in an excerpt, and a third of what stands around all."""
+"""Tokens of the frame around each page's passages in an excerpt, and a third of the frame around all."""
 
 
 MIN_COPY_TOKENS, COPY_SHARE, MAX_COPY_TOKENS = 200, 0.16, 4000
@@ -64,12 +64,12 @@ UNCACHED = 1200
 `hybrid` leaves less free at an edit and remakes the excerpts sooner, and no room is held for questions."""
 
 FILL = 0.68
-"""Share of a window of 8,000 tokens or more that an edit leaves filled, at least; of one of 4,000 tokens, none."""
+"""Minimum filled share of a window of 8,000 tokens or more after an edit; for a window of 4,000 tokens it is 0."""
 
 
 COLD = 0.75
-"""Share of the window from which on it is edited before it is full, if the provider's cache has expired: the next prompt is
-written to the cache whole in any case, so that edit costs nothing."""
+"""Filled share from which a window is edited early if the provider's cache has expired: the next prompt is written to the cache
+as a whole in any case, so the edit costs nothing."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def max_copy_tokens(capacity: int) -> int:
 
 
 def middleness(capacity: int) -> float:
-    """0 for a window of 2,000 tokens or less, 1 for one of 4,000 or more, and between them what lies between."""
+    """Return 0 for a window of 2,000 tokens or less, 1 for a window of 4,000 or more, with linear interpolation."""
     return largeness(2 * capacity)
 
 
@@ -192,8 +192,8 @@ def keep(
 
 
 def _is_edit_cheaper(view: View, prices: Prices, copies: Sequence[Page], use: int) -> bool:
-    """Whether an edit in front after which the window holds `use` tokens makes the next prompts cheaper than to take all copies
-    away, from where on the window is written to the cache again."""
+    """Return whether an edit in front, after which the window holds `use` tokens, makes the next prompts cheaper than the
+    eviction of all copies, behind which the window is written to the cache again."""
     economy = Economy(prices, 2 * mean_message_tokens(view), view.budget.capacity, 0.0)
     remaining = view.use - sum([page.tokens for page in copies])
     rewritten = max([cached_behind(view, page) for page in copies], default=0)
@@ -201,12 +201,12 @@ def _is_edit_cheaper(view: View, prices: Prices, copies: Sequence[Page], use: in
 
 
 def _holds_room(view: View, shape: WindowShape) -> bool:
-    """Whether other pages leave room for a copy, so that a question needs no edit of a cached beginning."""
+    """Return whether the other pages leave room for a copy, so that a question needs no edit of a cached beginning."""
     return shape.capacity > UNCACHED and is_chat(view)
 
 
 def _is_cold(view: View, prices: Prices) -> bool:
-    """Whether the provider's cache has expired: the newest message came more than its lifetime after the one before it."""
+    """Return whether the provider's cache has expired: the last two messages are further apart than its lifetime."""
     if view.cause is not Cause.ADMIT:
         return False
     times = [view.uses[page.id].time for page in view.pages if page.message < view.turn and page.id in view.uses]
@@ -214,7 +214,7 @@ def _is_cold(view: View, prices: Prices) -> bool:
 
 
 def _edit(view: View, shape: WindowShape, economy: Callable[[Sequence[Page]], Economy] | None) -> _Edit:
-    """An excerpt after the existing ones, or one in place of all of them."""
+    """Add an excerpt after the existing ones, or replace all of them by one."""
     capacity = shape.capacity
     third = capacity // 3
     tail = min(unread(view, third, int(third * middleness(capacity))), max(shape.whole, capacity // 2)) + shape.tail
@@ -276,7 +276,7 @@ def _made(view: View, moves: list[Move], leaving: Sequence[Page], parts: Parts, 
 def _excerpt(
     view: View, pages: Sequence[Page], shape: WindowShape, room: int, bar: Callable[[int], float] | None = None
 ) -> tuple[list[Move], Parts]:
-    """One excerpt in place of pages, or their eviction if no passage is worth its tokens."""
+    """Replace pages by one excerpt, or evict them if no passage is worth its tokens."""
     stretch = cited_stretch(view, pages)
     recent = LASTING + MORE_LASTING * middleness(shape.capacity)
     parts = excerpt_parts(view, stretch, room, bar=bar, recent=recent)
@@ -285,5 +285,5 @@ def _excerpt(
 
 
 def _size(parts: Parts) -> int:
-    """Tokens of an excerpt, by a rule of thumb: the exact figure does not matter here."""
+    """Estimate the tokens of an excerpt. An exact count is not needed here."""
     return sum([stop - start + 4 for _, spans in parts for start, stop in spans]) // 4

@@ -1,4 +1,4 @@
-"""Standing orders in a user's message: sentences that are to hold beyond it ("never push"), and corrections ("no, port 8081").
+"""Standing orders in a user's message: sentences that remain valid after it ("never push"), and corrections ("no, port 8081").
 
 `find_orders` reads the structure of a message first: code, quotations, tables, logs, mail, chat exports and documentation that
 the user pasted are not the user's words, unless the user says so around them ("follow these rules:"). Of the rest it judges each
@@ -17,10 +17,10 @@ from typing import NamedTuple
 from kilburn.page import Span
 
 LONG = 2000
-"""Characters from which a message is taken to hold pasted text, whatever it looks like. So many are read at each end at most."""
+"""Minimum characters of a message that is assumed to contain pasted text, and maximum characters read at each of its ends."""
 
 MAX_SENTENCE = 400
-"""Characters of an order at most: a longer sentence is no instruction."""
+"""Maximum characters of an order: a longer sentence is not an instruction."""
 
 _LASTING = (
     r"from (?:now|here|this \w+) (?:on|forward)(?! the)|going forward|henceforth|in future|at all times|no matter what|by default"
@@ -34,7 +34,7 @@ _LASTING = (
     r"|не забудь|не забывай|завжди|ніколи|віднині|надалі|пам['’]ятай|asla|her zaman|daima|hep|bundan (?:sonra|böyle)|sakın|unutma"
     r"|jangan|selalu|mulai sekarang|ingatlah|دائما|دائمًا|أبدا|أبدًا|من الآن فصاعدا|تذكر|हमेशा|कभी|मत|अब से|याद रखना"
 )
-"""Words that make an instruction last, in languages that put spaces between words."""
+"""Words that make an instruction permanent, in languages with spaces between words."""
 _UNSPACED = (
     r"总是|始终|永远|从现在起|从现在开始|以后|记住|不要|别再|切勿|禁止|必须|务必|而不是|现在可以|常に|必ず|絶対に|決して"
     r"|今後|これからは|覚えて|忘れない|ないで|ではなく|항상|절대|앞으로|기억해|잊지 마|지 마|반드시"
@@ -50,21 +50,21 @@ _SUBJECT = (
     r"|jag|han|hon|vi|det|den|igår|ja|ona|my|to|wczoraj|я|он|она|мы|они|это|вчера|він|вона|ми|вони|це|вчора|ben|biz|dün|saya|dia"
     r"|kami|kemarin|أنا|هو|هي|نحن|أمس|मैं|वह|हम\s|कल"
 )
-"""Words with which a statement or a question begins rather than an instruction."""
+"""First words of a statement or a question, as opposed to an instruction."""
 _INNER = r"ich|es|wir|man|je|nous|yo|io|я|мы|ми|i|is|are|was|were|['’]s"
 """Words near the beginning that make a sentence a statement."""
 _MANNER = (
     r"(?:ask|avoid|begin|cite|close|default|document|end|finish|follow|format|keep|leave|mind|name|obey|omit|prefer|preserve"
     r"|quote|refer|refuse|remind|respect|sign|skip|speak|spell|start|stay|stick|tag|treat|use|warn)"
 )
-"""Verbs of how an assistant works."""
+"""Verbs for the manner of an assistant's work."""
 _VERB = (
     rf"(?:{_MANNER}|answer|append|assume|attach|call|challenge|check|commit|confirm|copy|correct|double|double-check|escape"
     rf"|explain"
     r"|fix|give|include|indent|label|limit|log|match|mention|open|pick|post|prefix|read|reject|repeat|reply|report|respond"
     r"|restate|round|run|save|say|send|show|state|store|suggest|tell|test|verify|wait|wrap|write)"
 )
-"""Verbs of what an assistant does."""
+"""Verbs for the actions of an assistant."""
 _GENERAL = (
     r"(?:\b(?:whenever|wherever|(?:every|each|any) ?time|in the future|unless|without (?:asking|my|me|first|explicit)|nowhere"
     r"|everywhere|throughout|in (?:your|every|each|all (?:my|our|the|your|\w+s\b))|after (?:each|every|any)|everything|anything"
@@ -72,7 +72,7 @@ _GENERAL = (
     r"|e-?mails?|commits?)|never|always|at most|(?:before|prior to|when|if) (?:you(?! can)|each|every|any|\w+ing|i|asked|unsure"
     r"|an?|some\w+)|instead(?! of the\b)|nothing else|no (?:more|longer|matter|later))\b|\bnot \w+\W*$)"
 )
-"""Words with which an imperative is more than one request."""
+"""Words that make an imperative a rule, rather than a single request."""
 _IMPERATIVE = (
     rf"(?:^|[,;:–—] (?:(?:so|and|but|then|please) )*)(?:{_VERB}\b(?:(?!\b(?:that|which|who|where|why|how)\b).)*?{_GENERAL}"
     rf"|{_MANNER}(?:\W+\w+){{0,5}}?\W+(?:each|every|any|all)\b)|^(?:{_MANNER}|answer|call|fix|give|reply|say|show|write)\b.*(?:, "
@@ -84,7 +84,7 @@ _IMPERATIVE = (
     rf"|^{_MANNER}\b(?! (?!existing)\w+ing)(?!.*!$)(?!.*\b(?:the|this|these|that|those|it|them|an?|my|our|one|two|three|next"
     rf"|second|\d+)\b)(?:\W+\w+){{2,}}"
 )
-"""An imperative for each such case: with a word of `_GENERAL`, or about nothing in particular ("use descriptive names")."""
+"""An imperative that is a rule: with a word of `_GENERAL`, or about no specific thing ("use descriptive names")."""
 _WISH = (
     r"^it(?: would|['’]d) be (?:best|better|good|great|nice) if (?:all|each|every|no\b|nothing|you (?:always|never))"
     r"|^we (?:always|don['’]?t|do not|never|only) \w+ .*\bin (?:our|this) (?:code|codebase|company|house|project|repo\w*|team)\b|"
@@ -99,7 +99,7 @@ _WISH = (
     r"|wir)\b.*\b(?:from now on|ab jetzt|ab sofort|von nun an|künftig)\b|^you(?: will|['’]ll) (?:always|answer|never|only|reply"
     r"|respond)\b"
 )
-"""How a user wishes for something."""
+"""Expressions of a user's wish."""
 _FORBIDS = (
     rf"^(?!(?:{_SUBJECT}|not)\b)(?!\w+(?:s|ed)\b)\w+ (?:[\w-]+ ){{0,4}}only (?:after|by|for|if|in|on|when|with)\b"
     rf"|^only (?!(?:{_SUBJECT}|one|two|three)\b)\w+(?<!s) (?:[\w-]+ )+(?:after|if|when)\b|\bunless otherwise\b"
@@ -116,7 +116,7 @@ _FORBIDS = (
     r"|before|after|unless|until|for|at) )|(?:[,:;–—] |\b(?:and|but|please|just|also) (?:please )?)(?:always|never|do not"
     r"|don['’]?t)(?=\W*$| (?!\w+(?:s|ed)\b))"
 )
-"""How a sentence forbids, or asks for a manner."""
+"""Expressions of a prohibition, or of a manner."""
 _DEONTIC = (
     r"\b(?:do not|don['’]?t) ever\b|\b(?:under no circumstances|on no account|at no (?:point|time)|in no case"
     r"|until further notice|until i (?:say|tell|ask)|nobody (?:but|except))\b|\b(?:and|but) (?:never|nothing|nowhere)(?! \w+(?:s"
@@ -135,7 +135,7 @@ _DEONTIC = (
     r"|^теперь можно\b|^(?:tu peux|vous pouvez) (?:de|à) nouveau\b|^je mag .*\bweer\b|\b(?:du|sie) (?:sollst|sollen|darfst|dürfen"
     r"|musst|müssen)\b|\btu (?:ne )?dois\b"
 ).replace("SUBJECT", _SUBJECT)
-"""How a sentence says what may and must be."""
+"""Expressions of permission and obligation."""
 _CONDITION = (
     r"^(?:when|whenever|if)\b[^,]{3,100}, i(?:'d| would)? (?:expect|like|need|want) you to\b|^(?:whoever|whatever"
     r"|wherever)\b[^,]{3,60}, |^in (?:this|our) (?:chat|codebase|conversation|project|repo\w*|session|team),? we\b"
@@ -145,7 +145,7 @@ _CONDITION = (
     r"|i(?: am|['’]m)|you(?! are (?:done|finished|ready)| (?:have|want|like|can|could|choose)\b))\b[^,]{0,100},(?! (?:SUBJECT"
     r"|then|both)\b)"
 ).replace("SUBJECT", _SUBJECT)
-"""What is to be done in each such case."""
+"""Instructions for each case of a kind."""
 _FOREIGN_IMPERATIVE = (
     r"^kein\w* (?!ahnung|angst|problem|sorge|zeit)|^(?:bitte )?(?!\w+ (?:ist|war|hat|geht|kann|sind"
     r"|mir)\b)\w+(?: sie)? .*\b(?:nicht|keine?[nms]?)\b|^n(?:e |['’])\w+ .*\b(?:pas|plus)\b|^no \w+(?:es|as|en|an) (?:el|la|los"
@@ -160,16 +160,16 @@ _PHRASE = (
     r"|make sure\?|remember (?:when|the)\b|always (?:here|there)\b)|\b(?:don['’]?t be (?:late|shy|sorry)|always the same"
     r"|let (?:me|us) know|you (?:please )?make sure|hesitate|never mind|feel free|never give up)\b"
 )
-"""Set phrases that only look like orders."""
+"""Set phrases that resemble orders."""
 _REPORTED = (
     r"\b(?:says|said|they told|told me|according to|their|they|kidding|i (?:guess|suppose|think))\b|^(?:imagine|suppose)\b"
     r"|\b(?:believes|claims|thinks|thought|wants) (?:that )?(?:we|you|everyone)\b"
 )
-"""Words of what somebody else orders."""
+"""Words of an order that another person gives."""
 _TEMPORARY = (
     r"\b(?:yet|today|tomorrow|tonight|right now|for now|the following)\b|^(?:do not|don['’]?t|stop|let['’]?s|keep|stay)\b.*!$"
 )
-"""Words of what is soon over, and exclamations, which are about this moment."""
+"""Words of a temporary state, and exclamations, which concern the present."""
 _CORRECTION = (
     r"^(?:(?:ok(?:ay)?|sorry|hm+|wait|oh)[,:!.]* +)*(?:no[,.:;—–-]+ (?=.*(?:\d|\b(?:meant|said|not|use|should|instead"
     r"|wrong)\b))(?!thank|but|not (?:yet|really))|nope, \w|not (?:quite|that|what)\b|wrong\b|that(?:['’]s| is) (?:wrong"
@@ -179,7 +179,7 @@ _CORRECTION = (
     r"|volevo dire|intendevo|sbagliato|нет(?=[,.:])|я имел|я имела|неправильно|ні(?=[,.:])|nie(?=[,.:])|hayır|bukan|لا،|नहीं,"
     r"|不(?=[，,。！])|不对|错了|我是说|いいえ|違|いや|아니|틀렸)"
 )
-"""How a message begins that corrects."""
+"""Beginnings of a correction."""
 _OPENING = (
     r"^(?:[-*•+] +|\d+[.)] +)?(?:(?:please|kindly|and|but|so|also|again|then|important|note|reminder|ok(?:ay)?|yes|well|hey|hi|oh"
     r"|bitte|just|one more thing|rule \d+|do me a favou?r(?: and)?|this is an important \w+|s'il te plaît|por favor|per favore"
@@ -189,17 +189,17 @@ _OPENING = (
 _BRIDGE = (
     r"(?:\[[^\]\n]{1,40}\]:?\s+|[#@][\w.-]+:?\s+|<[\w .-]{1,25}>\s+(?!.*</)|(?-i:[A-ZÀ-Þ])\w{1,20}(?: (?-i:[A-Z])\w+)?:\s+)+"
 )
-"""What a chat bridge puts before a message: time, name, channel."""
+"""The prefix that a chat bridge adds to a message: time, name, channel."""
 _HEADER = (
     r"^(?:(?:from|to|cc|subject|sent|date|von|an|betreff|de|à|objet|asunto):\s|-{3,} ?(?:original|forwarded)|on .{5,80} wrote:)"
 )
-"""Lines of a mail: of two or more, all that follows is the mail's."""
+"""Lines of a mail's header. After two or more of them, the rest of the text is the mail."""
 _FOREIGN = (
     r"(?:\s{4}|\t|>|\||#+ |\$ |`|<(?![\w .-]{1,25}> )|//|/\*|\*\*?/|\d+[:|]|[-=~^_*]{3,}\s*$|:\w+|\.\. |@\w+ \w+ -|\w+Error\b"
     r"|Traceback|(?:INFO|WARN|WARNING|ERROR|DEBUG)\b|[{}\])]|\w+\(.*\)\s*(?:->|$)|\w+ : \w|\d{4}-\d\d-\d\d[ T]\d"
     r"|[\"“«„].*[\"”»“]\W*$|[\"“«„][^\"”»]+[\"”»] )"
 )
-"""How a line begins that is code, a quotation, a table, a heading, or the output of a program."""
+"""Beginnings of lines that are code, a quotation, a table, a heading, or a program's output."""
 _NOUNS = r"(?:conventions?|guidelines?|polic(?:y|ies)|rules?|style(?: guide)?|regeln|reglas|regole|regras|règles|zasady|правила)"
 _RULES = (
     rf"^(?:\w+ ){{0,2}}(?:befolge|follow|obey|respect|respecte|siga|segui|sigue|stick to|suis)\b.{{0,40}}\b{_NOUNS}"
@@ -207,13 +207,13 @@ _RULES = (
     rf"|^(?:(?:these|here) are )?(?:(?:the|these|our|my|some|house) ){{0,2}}(?:\w+ )?{_NOUNS}\b.{{0,30}}:$"
     r"|^(?:规则|規則|ルール|규칙)[:：]$"
 )
-"""Words of a user after which a list, or pasted text, is an order."""
+"""Words of a user that make the list or pasted text after them an order."""
 _QUOTED = r"\"[^\"\n]+\"|“[^”\n]+”|«[^»\n]+»|„[^“”\n]+[“”]"
 _PLEASE = r"\b(?:please|can you|could you|will you|would you)\b"
 
 
 _REMINDER = r"(?s:\s*<([\w-]+)>.*</\1>\s*)"
-"""What a framework puts under the user's name."""
+"""Text that a framework sends under the user's name."""
 _SENTENCE = r"(?s:.+?)(?:[.!?](?=\s|\Z)|[。！？]|\Z)"
 _LASTS = rf"(?<!\w)(?:{_LASTING})(?!\w)"
 _ASKED = r"^(?:can|could|will|would) you (?:please )?|,? (?:please|(?:would|will|could|can) you)$"
@@ -225,12 +225,12 @@ _STATEMENT = (
 
 @cache
 def _pattern(text: str) -> re.Pattern[str]:
-    """Compile a pattern when a user first says something: an import takes no time for it."""
+    """Compile a pattern at the first message of a user, so that it does not slow down the import."""
     return re.compile(text, re.IGNORECASE | re.MULTILINE)
 
 
 def find_orders(text: str) -> tuple[Span, ...]:
-    """Return the sentences of a user's message that are to stay, as spans in order."""
+    """Return the standing orders in a user's message, as spans in order."""
     if _pattern(_REMINDER).fullmatch(text):
         return ()
     orders: list[Span] = []
@@ -245,7 +245,7 @@ def find_orders(text: str) -> tuple[Span, ...]:
 
 
 def is_order(sentence: str) -> bool:
-    """Whether a sentence of a user is to hold beyond its message."""
+    """Return whether a sentence of a user remains valid after its message."""
     words = _pattern(_QUOTED).sub('""', _pattern(_OPENING).sub("", sentence, count=1))
     if not words or _pattern(_PHRASE).search(words):
         return False
@@ -269,8 +269,8 @@ def is_order(sentence: str) -> bool:
 
 
 class _Line(NamedTuple):
-    """A line of a message. `paragraph` counts from 0; blank lines in a fence begin none. `foreign`: it is not the user's own.
-    `fence`: it begins or ends code. `wrapped`: its sentence goes on in the next line."""
+    """A line of a message. `paragraph` counts from 0; blank lines in a fence begin none. `foreign`: not the user's own words.
+    `fence`: begins or ends code. `wrapped`: its sentence continues on the next line."""
 
     start: int
     stop: int
@@ -281,7 +281,7 @@ class _Line(NamedTuple):
 
 
 def own_sentences(text: str) -> Iterator[tuple[int, int, bool]]:
-    """Yield the sentences of the user's own words, and whether each stands in a list of rules."""
+    """Yield the sentences of the user's own words, each with whether it is in a list of rules."""
     # Most messages are one line, which is the user's own unless it looks like code or output.
     is_line = "\n" not in text and len(text) <= LONG
     spans = [(0, len(text), False)] if is_line and not _pattern(_FOREIGN).match(text) else []
@@ -295,7 +295,7 @@ def own_sentences(text: str) -> Iterator[tuple[int, int, bool]]:
 
 
 def _own_text(text: str) -> Iterator[tuple[int, int, bool]]:
-    """Yield what is likely the user's own words, line by line, a wrapped line with the next one.
+    """Yield the lines that are probably the user's own words; a wrapped line is joined with the next.
 
     Of a message with pasted text these are the lines before it in the first paragraph, and the last paragraph. What stands in
     the list after "follow these rules:" is the user's whatever it looks like; the flag says so.
@@ -321,7 +321,7 @@ def _own_text(text: str) -> Iterator[tuple[int, int, bool]]:
 
 
 def _lines(text: str) -> list[_Line]:
-    """Return the lines of a message that are not blank; of a long one those of its first and its last characters."""
+    """Return the lines of a message that are not blank; for a long message, only those at its beginning and end."""
     ends = [(0, len(text))]
     if len(text) > 2 * LONG:
         ends = [(0, LONG), (text.find("\n", len(text) - LONG) % len(text), len(text))]

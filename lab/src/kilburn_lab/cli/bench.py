@@ -23,10 +23,10 @@ def group() -> None:
     """Measure how fast the parts are on this machine."""
 
 
-GATEWAY = """Measure the gateway: first byte, processor time, requests a second, memory, many streams, new conversations.
+GATEWAY = """Measure the gateway: first byte, processor time, requests per second, memory, many streams, new conversations.
 
-A stub on this machine answers. Beside Kilburn: no proxy, a proxy that only passes on, and other systems where you name a
-Python that has them.
+A stub on this machine answers. Kilburn is compared with no proxy, with a proxy that only forwards, and with other systems for
+which you name a Python that has them installed.
 
 Examples:
 
@@ -37,11 +37,11 @@ Examples:
 
 
 def _load(*, over: Sequence[str] | None, progress: Progress, **options: Any) -> LoadReport:
-    """Put a load on gateways over one store, kill them meanwhile, and count what is lost, doubled or wrong.
+    """Put a load on gateways over one store, kill them meanwhile, and count lost, doubled and wrong messages.
 
-    Clients in three wire forms, streaming and not, go round the gateways. They ask again as the official SDKs do; some hang up
-    in the middle of an answer. A stub answers, and each of its answers can be checked. In the end the store is read and compared
-    with what the clients were told. Something lost, doubled or wrong ends the command with status 1.
+    Clients in three wire forms, streaming and not, take the gateways in turn. They retry as the official SDKs do; some disconnect
+    in the middle of a reply. A stub replies, and each of its replies can be verified. At the end the store is compared with the
+    replies that the clients received. The exit status is 1 if a message is lost, doubled or wrong.
 
     Examples:
 
@@ -62,11 +62,11 @@ verb(
     Work("asking", "request", 0.01, {"requests": 10_000, "rounds": 100, "streams": 200, "sessions": 10_000}),
     GATEWAY,
     among=benches,
-    requests=Option("Requests to each system, 16 at once; memory is read meanwhile.", least=1),
-    rounds=Option("Requests whose first byte is waited for.", least=1),
-    streams=Option("Streams that run at once.", least=1),
+    requests=Option("Requests per system, 16 at once; memory is measured meanwhile.", least=1),
+    rounds=Option("Requests for the time to the first byte.", least=1),
+    streams=Option("Concurrent streams.", least=1),
     window=Option("Tokens of Kilburn's window.", least=1),
-    sessions=Option("Sessions in the largest store in which new conversations begin.", least=1),
+    sessions=Option("Sessions in the largest store for new conversations.", least=1),
     peers=Option(
         f"Also another system ({', '.join(PEERS)}), by a Python that has it.",
         "NAME=PYTHON",
@@ -89,9 +89,9 @@ verb(
         kind=list[str] | None,
         default=None,
     ),
-    sessions=Option("Sessions of 2 to 40 exchanges, 9 on the average.", least=1, kind=int, default=24),
-    clients=Option("Of these at once.", least=1, kind=int, default=8),
-    gateways=Option("Processes over the one store.", least=1, kind=int, default=2),
+    sessions=Option("Sessions of 2 to 40 exchanges, 9 on average.", least=1, kind=int, default=24),
+    clients=Option("Concurrent sessions.", least=1, kind=int, default=8),
+    gateways=Option("Gateway processes on the store.", least=1, kind=int, default=2),
     window=Option("Tokens of the gateways' window; longer sessions are compacted.", least=2000, kind=int, default=3000),
     kill_gateways=Option(
         "Between two kills of a gateway; 0 for none.", "SECONDS", "--kill-gateways", least=0, kind=float, default=12.0
@@ -99,7 +99,7 @@ verb(
     restart_postgres=Option(
         "Between two restarts of the PostgreSQL of its own.", "SECONDS", "--restart-postgres", least=0, kind=float, default=15.0
     ),
-    leaving=Option("Some clients hang up in the middle of a stream.", name="--leaving/--no-leaving", kind=bool, default=True),
-    seed=Option("Of what is said, and who is killed.", kind=int, default=0),
-    logs=Option("Leave the logs of the gateways there, to find out what went wrong.", "DIR", kind=Path | None, default=None),
+    leaving=Option("Let some clients disconnect during a stream.", name="--leaving/--no-leaving", kind=bool, default=True),
+    seed=Option("Random seed of messages and kills.", kind=int, default=0),
+    logs=Option("Store the logs of the gateways in this folder.", "DIR", kind=Path | None, default=None),
 )

@@ -1,4 +1,4 @@
-"""Change, correct, contradict, take back and forget facts, then ask what is true, and what was at a time.
+"""Change, correct, contradict, take back and forget facts, then ask for the facts that are true now, and at an earlier time.
 
 Examples:
 
@@ -40,14 +40,14 @@ verb(
     Work("telling", "stream", 0.18, {"streams": 20}),
     __doc__,
     like=evaluate,
-    streams=Option("Made-up streams of statements, and talks in the mode talk.", "N", "--sample", least=1),
+    streams=Option("Synthetic streams of statements, or conversations in the mode talk.", "N", "--sample", least=1),
     modes=Option(f"How the statements come: {', '.join(MODES)}; may be given again. All by default.", "NAME", "--mode"),
     families=Option(f"Whose sentences: {', '.join(FAMILIES)}; may be given again. Both by default.", "NAME", "--family"),
     policy=Option("The memory policy that learns from text.", "SPEC"),
-    half=Option("Whose sentences in the mode talk: rules are made on the one, figures are told of the other.", "|".join(HALVES)),
+    half=Option("Half of the sentences in the mode talk: tune for rules, report for figures.", "|".join(HALVES)),
     extractors=Option(f"What learns in the mode talk: {', '.join(EXTRACTORS)}; all by default.", "NAME", "--extractor"),
-    embedder=Option("What finds by meaning.", "SPEC"),
-    tokens=Option("Of each answer.", "TOKENS", "--budget", least=1),
+    embedder=Option("Embedder for the search by meaning.", "SPEC"),
+    tokens=Option("Tokens of each answer.", "TOKENS", "--budget", least=1),
     seed=Option("The first seed."),
-    out=Option("Write each question with its answer there, one a line.", "FILE"),
+    out=Option("Write the questions and answers to this file, one per line.", "FILE"),
 )

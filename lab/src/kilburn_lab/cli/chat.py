@@ -1,4 +1,4 @@
-"""Ask in a long chat of short questions and answers for what was said before, and count the right answers from the window.
+"""Ask about earlier messages in a long chat of short questions and answers, and count the right answers from the window.
 
 Example:
 
@@ -22,5 +22,5 @@ verb(
     length=Option("Questions and answers of the chat.", "N", "--sample", least=1),
     reader=READER._replace(name="--model", kind=str, default=ExactReader.name, by=reader_of),
     pause=PAUSE,
-    seed=Option("Of the chat and of intervals."),
+    seed=Option("Random seed of the chat and the intervals."),
 )

@@ -1,4 +1,4 @@
-"""Plant facts and rules, compact again and again, and look what is left of them, word for word.
+"""Plant facts and rules, compact repeatedly, and count those that remain word for word.
 
 Examples:
 
@@ -22,9 +22,9 @@ verb(
     policies=Option(f"A policy; may be given again. {', '.join(POLICIES)} by default.", "SPEC", "--policy"),
     arms=Option(f"Where the rules stand: {', '.join(ARMS)}; may be given again. All by default.", "NAME", "--arm"),
     window=Option("Tokens of four characters."),
-    passes=Option("Look after so many compactions; may be given again. 1, 5 and 20 by default.", "N"),
-    replicates=Option("Seeds a policy and arm.", "N", "--sample", least=1),
+    passes=Option("Measure after this many compactions; may be repeated. 1, 5 and 20 by default.", "N"),
+    replicates=Option("Seeds per policy and arm.", "N", "--sample", least=1),
     data=DATA,
-    model=Option("Measure policies that can ask a model once more, with this one.", "SPEC", kind=str | None, by=open_model),
-    seed=Option("The first seed; for the intervals too."),
+    model=Option("Also measure policies that can ask a model with this model.", "SPEC", kind=str | None, by=open_model),
+    seed=Option("First random seed, also of the intervals."),
 )

@@ -1,4 +1,4 @@
-"""Give an agent feedback on a task with a hidden rule, count its right answers after each so many, and forget the feedback.
+"""Give an agent feedback on a task with a hidden rule, count its right answers at intervals, and forget the feedback.
 
 Examples:
 
@@ -19,9 +19,9 @@ verb(
     Work("giving feedback", "rule", 1.3, {"rules": 10}),
     __doc__,
     arms=Option(f"What stands in the prompt: {', '.join(ARMS)}; may be given again. All by default.", "NAME", "--shown"),
-    rules=Option("Hidden rules.", "N", "--sample", least=1),
-    feedback=Option("That is given by each rule, at most.", "N", least=1),
-    tickets=Option("That are answered each time.", "N", least=1),
-    half=Option("Whose wordings tickets and feedback have.", "|".join(HALVES)),
-    seed=Option("The first seed."),
+    rules=Option("Number of hidden rules.", "N", "--sample", least=1),
+    feedback=Option("Maximum feedback per rule.", "N", least=1),
+    tickets=Option("Tickets per count.", "N", least=1),
+    half=Option("Half of the wordings of tickets and feedback.", "|".join(HALVES)),
+    seed=Option("First random seed."),
 )

@@ -1,4 +1,4 @@
-"""Ask what people ask about old conversations, and count the answering turns that the window shows.
+"""Ask people's questions about old conversations, and count the answering turns that the window shows.
 
 A line of the file is as for `kilburn lab recall`: LoCoMo and BEAM are public data of this kind. A conversation is told turn by
 turn; then each question is asked in a copy of the session. Beside the policies stand the newest text, half of it with a search
@@ -46,12 +46,12 @@ verb(
     Work("asking", "turn", 0.002, {"windows": (2000, 4000, 8000), "conversations": None, "sample": None}),
     __doc__,
     like=evaluate,
-    data=Option("Conversations, one a line, .gz too; made-up ones where left out.", "FILE"),
+    data=Option("Conversations, one per line, also .gz; by default synthetic.", "FILE"),
     policies=policies_of(POLICIES),
     windows=WINDOWS._replace(help="Tokens of four characters; may be given again. 4000 by default."),
-    embedder=Option("minilm, hashing, ...; none for words alone.", "SPEC"),
-    conversations=Option("Only the first so many conversations.", "N", least=1),
-    sample=Option("Only so many questions of each conversation, drawn by the seed.", "N", least=1),
+    embedder=Option("minilm, hashing, ...; none to search by words only.", "SPEC"),
+    conversations=Option("Only this many conversations, the first ones.", "N", least=1),
+    sample=Option("Only this many questions per conversation, chosen at random.", "N", least=1),
     worth="shown",
-    seed=Option("Of made-up conversations, of the questions that are drawn, and of intervals."),
+    seed=Option("Random seed of synthetic conversations, chosen questions and intervals."),
 )

@@ -1,4 +1,4 @@
-"""Score policies by future-reference survival: of the names needed next, how many does the window show?
+"""Score policies by future-reference survival: the share of the names needed next that the window shows.
 
 Example:
 
@@ -72,17 +72,17 @@ verb(
     windows=Option("Tokens of four characters; may be given again. 2000 by default.", name="--window"),
     policies=Option("A policy, a baseline or belady; may be given again. Baselines and hybrid by default.", "SPEC", "--policy"),
     everything=Option("All baselines and policies, and the offline optimum.", name="--all"),
-    sample=Option("Only the first so many runs.", least=1),
+    sample=Option("Only this many runs, the first ones.", least=1),
     referring=Option("Only runs that have references."),
-    shuffle=Option("Swap each name for another run's: only chance is left.", "SEED"),
+    shuffle=Option("Replace each name by that of another run: a measure of chance.", "SEED"),
     half=HALF,
     tools=TOLD,
-    reply=Option("Score the prompt before thought and action, which real models write together."),
-    session=Option("Braid runs into sessions of about so many tokens, for large windows.", "TOKENS", least=1),
-    model=Option("Score policies that can ask a model once more, with this one.", "SPEC"),
+    reply=Option("Score the prompt before thought and action together, as for real models."),
+    session=Option("Interleave runs in sessions of about this many tokens, for large windows.", "TOKENS", least=1),
+    model=Option("Also score policies that can ask a model with this model.", "SPEC"),
     workers=Option("Sessions to spread the work over.", least=1),
-    seed=Option("For made-up runs and for the intervals."),
-    out=Option("Write each policy and window there when done, with all outcomes.", "FILE"),
-    resume=Option("Go on with what is in the file of --out."),
+    seed=Option("Random seed of synthetic runs and intervals."),
+    out=Option("Write the result of each policy and window to this file at once.", "FILE"),
+    resume=Option("Continue from the results in the file of --out."),
     worth="survival",
 )

@@ -1,4 +1,4 @@
-"""What users of every compactor plead for, under each policy: their words stay, the prompt is edited only if it pays, no loop.
+"""Check the common requests of users of compactors for each policy: orders stay, edits pay, no loops.
 
 Example:
 
@@ -18,5 +18,5 @@ verb(
     policies=policies_of(POLICIES),
     windows=Option("Tokens of four characters; may be given again. 4000 by default.", name="--window"),
     ways=Option(f"What a model does that is of no use: {', '.join(WAYS)}; may be given again. All by default.", "NAME", "--way"),
-    seed=Option("Of the day."),
+    seed=Option("Random seed of the day."),
 )

@@ -1,4 +1,4 @@
-"""Plant statements in pages, tool outputs and other users' queries, and look which come back as facts in force.
+"""Plant statements in pages, tool outputs and other users' queries, and count those that become facts in force.
 
 Example:
 
@@ -18,5 +18,5 @@ verb(
     attacks=Option(f"{', '.join(ATTACKS)}; may be given again. All by default.", "NAME", "--attack"),
     defences=Option(f"{', '.join(DEFENCES)}; may be given again. All by default.", "NAME", "--defence"),
     repeats=Option("Seeds of each attack.", "N", "--sample", least=1),
-    seed=Option("The first of them."),
+    seed=Option("First random seed."),
 )

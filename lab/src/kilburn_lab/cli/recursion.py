@@ -1,4 +1,4 @@
-"""Measure recursive models by aggregation and pairs over texts beyond any window, beside truncation and search.
+"""Measure recursive models by aggregation and pairs on texts beyond any window, and compare truncation and search.
 
 Labels are an oracle's, and the root is a program: the system is measured, not a model. --model and --sub-model put a
 real one in either place. Then each question has limits of calls, tokens and seconds.
@@ -46,15 +46,15 @@ verb(
     tokens=Option("Sizes of the texts; may be given again. 24000 by default.", least=100),
     systems=Option(f"{', '.join(SYSTEMS)}; may be given again. All by default.", "NAME", "--system"),
     tasks=Option(f"{', '.join(TASKS)}; may be given again. All by default.", "NAME", "--task"),
-    judged=Option("Also judge all pairs of so many reports, one by one.", "N", least=2),
+    judged=Option("Also judge all pairs of this many reports, one by one.", "N", least=2),
     window=Option("Tokens of four characters.", least=2000),
-    batch=Option("Items that one sub-call labels.", least=1),
+    batch=Option("Items per sub-call.", least=1),
     count=Option("Texts of each size.", "N", "--sample", least=1),
-    model=Option("The root; a program that makes no mistakes by default.", "SPEC"),
-    sub=Option("Answers sub-calls; an oracle by default.", "SPEC", "--sub-model"),
-    steps=Option("Replies of the root to one question, at most.", least=0),
-    reply=Option("Tokens of one reply, at most.", least=1),
+    model=Option("Model of the root; by default a program without errors.", "SPEC"),
+    sub=Option("Model of sub-calls; by default an oracle.", "SPEC", "--sub-model"),
+    steps=Option("Maximum replies of the root per question.", least=0),
+    reply=Option("Maximum tokens of a reply.", least=1),
     tools=Option("Offer the root tools.", name="--tools/--no-tools"),
-    sandbox=Option("Where the code runs.", "NAME"),
-    seed=Option("Of the texts and questions."),
+    sandbox=Option("Sandbox of the code.", "NAME"),
+    seed=Option("Random seed of texts and questions."),
 )

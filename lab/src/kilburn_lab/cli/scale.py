@@ -1,6 +1,6 @@
-"""Measure long-term memory with many facts: stored a second, time of a question, disk and memory.
+"""Measure long-term memory with many facts: facts stored per second, time of a question, disk and memory.
 
-Beside Kilburn: SQLite's FTS5 with an exact scan of NumPy, and other systems where you name a Python that has them.
+Compares SQLite's FTS5 with an exact NumPy scan, and other systems for which you name a Python that has them installed.
 
 Examples:
 
@@ -20,7 +20,7 @@ verb(
     Work("storing and asking", "fact", 0.0007, {"counts": (1000, 10_000, 100_000, 1_000_000)}),
     __doc__,
     counts=Option("Facts; may be given again. 5000 by default.", name="--count", least=1),
-    many=Option("Questions to each system.", name="--questions", least=1),
+    many=Option("Questions per system.", name="--questions", least=1),
     peers=Option(
         f"Also another system ({', '.join(PEERS)}), by a Python that has it.",
         "NAME=PYTHON",
@@ -28,5 +28,5 @@ verb(
         kind=list[str] | None,
         by=peers_of,
     ),
-    seed=Option("Of the facts and questions."),
+    seed=Option("Random seed of facts and questions."),
 )

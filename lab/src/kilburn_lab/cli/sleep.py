@@ -1,4 +1,4 @@
-"""Ask for sums of what was said, with and without a note that was kept while nobody asked (sleep-time compute).
+"""Ask for sums of earlier statements, with and without a note that is updated between questions (sleep-time compute).
 
 Example:
 
@@ -17,7 +17,7 @@ verb(
     __doc__,
     ways=Option(f"{', '.join(WAYS)}; may be given again. Both by default.", "NAME", "--way"),
     talks=Option("Conversations.", "N", "--sample", least=1),
-    bills=Option("Sentences of each.", "N", least=1),
-    window=Option("Tokens.", "N", least=500),
-    seed=Option("Of what is said."),
+    bills=Option("Sentences per conversation.", "N", least=1),
+    window=Option("Tokens of the window.", "N", least=500),
+    seed=Option("Random seed of the sentences."),
 )

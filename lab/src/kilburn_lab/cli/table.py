@@ -1,4 +1,4 @@
-"""Compare eviction strategies: utilisation, latency, accuracy and overflow over many made-up sessions.
+"""Compare eviction strategies: utilisation, latency, accuracy and overflow over many synthetic sessions.
 
 Examples:
 
@@ -17,9 +17,9 @@ verb(
     evaluate,
     Work("streaming", "session", 0.18, {"count": 200}),
     __doc__,
-    policies=Option("A policy; may be given again. All that ship by default.", "SPEC", "--policy"),
-    count=Option("How many sessions.", name="--sample", least=1),
-    interactions=Option("Of each session.", least=1),
+    policies=Option("A policy; may be repeated. By default all that ship.", "SPEC", "--policy"),
+    count=Option("Number of sessions.", name="--sample", least=1),
+    interactions=Option("Interactions per session.", least=1),
     window=Option("Tokens of four characters."),
-    seed=Option("Of the sessions and of the intervals."),
+    seed=Option("Random seed of sessions and intervals."),
 )

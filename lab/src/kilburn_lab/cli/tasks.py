@@ -1,4 +1,4 @@
-"""Let a scripted agent work in real source files, when it knows only what its window shows.
+"""Let a scripted agent that knows only its window work in real source files.
 
 Examples:
 
@@ -21,13 +21,13 @@ verb(
     __doc__,
     policies=policies_of(EVERYBODY),
     windows=WINDOWS,
-    count=Option("How many tasks.", name="--sample", least=1),
-    search=Option("The agent may search its memory, which the baselines do not have."),
-    tools=Option("Tell actions and outputs as tool calls and results; the user's words then stay."),
-    patience=Option("What the agent does again in one task before it gives up.", least=0),
-    model=Option("A model that decides in place of the script; it reads the window.", "SPEC", kind=str, default=""),
+    count=Option("Number of tasks.", name="--sample", least=1),
+    search=Option("Let the agent search its memory, which baselines lack."),
+    tools=Option("Present actions and outputs as tool calls and results; the user's words then stay."),
+    patience=Option("Maximum repeated actions per task.", least=0),
+    model=Option("Let this model decide in place of the script.", "SPEC", kind=str, default=""),
     writer=WRITER,
     sources=Option("Make the tasks from C headers, such as those of /usr/include.", "DIR"),
     worth="solved",
-    seed=Option("Of the tasks and of the intervals."),
+    seed=Option("Random seed of tasks and intervals."),
 )

@@ -21,7 +21,7 @@ from kilburn_lab.training.calls import FORMS, LedgerCalls
 def trajectories(
     out: Annotated[Path, typer.Option(metavar="FILE", help="JSON lines, one for each call of the model.")],
     name: Annotated[
-        list[str] | None, typer.Option("--session", metavar="NAME", help="May be given again; all sessions by default.")
+        list[str] | None, typer.Option("--session", metavar="NAME", help="A session; may be repeated. All sessions by default.")
     ] = None,
     form: Annotated[str, typer.Option(metavar="|".join(FORMS), help="TRL's form of an example.")] = FORMS[0],
     db: Db = None,

@@ -30,7 +30,7 @@ from kilburn_lab.evals.sample import HALVES
 from kilburn_lab.evals.saved import C, SavedCells
 from kilburn_lab.picture import check_picture
 
-Csv = Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the rows of the table there, for programs.")]
+Csv = Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the rows of the table to this file.")]
 
 lab = typer.Typer(help="Measure policies, memory and caches.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -41,15 +41,15 @@ def group() -> None:
 
 
 class Option(NamedTuple):
-    """How an argument of a measure is given on the command line.
+    """The command-line option of an argument of a measure.
 
-    Its name and its default are those of the argument. So is its type, but a sequence is an option that may be given again; if
-    it is not given, the measure's default holds.
+    Its name, default and type are those of the argument, except that a sequence is an option that may be repeated; without it,
+    the measure's default applies.
 
     Args:
-        help: what `--help` says of it. metavar: what stands for its value there.
-        name: another name. least: the smallest number.
-        kind, default: of an option that is not an argument of the measure, or of one that `by` turns into the argument.
+        help: the help text. metavar: the placeholder of its value.
+        name: another name. least: the minimum.
+        kind, default: type and default of an option that is not an argument of the measure, or that `by` converts to one.
     """
 
     help: str
@@ -64,7 +64,7 @@ class Option(NamedTuple):
         """Return the parameter that typer reads.
 
         Args:
-            sampled: `--full` has another default. A value of None then says that the option was not given.
+            sampled: `--full` has another default. Then None means that the option was not given.
         """
         kind, default = self.kind, self.default
         if kind is None and known is not None:
@@ -82,48 +82,46 @@ class Option(NamedTuple):
         return Parameter(argument, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
 
     def flag(self, argument: str) -> str:
-        """Return its name on the command line."""
+        """Return the name of the option on the command line."""
         return self.name or f"--{argument}"
 
 
 def _sequence_in(annotation: Any) -> Any:
-    """Return the `Sequence[...]` that an annotation is, or is beside None; None if it is neither."""
+    """Return the `Sequence[...]` of an annotation, which may be a union with None; otherwise None."""
     return next((part for part in (annotation, *get_args(annotation)) if get_origin(part) is Sequence), None)
 
 
-DATA = Option(f"Recorded runs: {FORMS}; or a folder of them. Made-up ones where left out.", "FILE|DIR")
-SOURCES = Option("Make them from the Python, Java, C, Go and JavaScript sources in this folder.", "DIR")
-WINDOWS = Option("Tokens of four characters; may be given again. 1000, 2000 and 4000 by default.", name="--window")
+DATA = Option(f"Recorded runs: {FORMS}; or a folder of them. By default synthetic.", "FILE|DIR")
+SOURCES = Option("Make runs from the Python, Java, C, Go and JavaScript sources in this folder.", "DIR")
+WINDOWS = Option("Tokens of four characters; may be repeated. 1000, 2000 and 4000 by default.", name="--window")
 HALF = Option("Only the runs of this half; all by default.", "|".join(HALVES))
-TOLD = Option("Tell actions and outputs as tool calls and results, for policies that act on those.", name="--tools")
-WRITER = Option(
-    "A model that answers the policies' questions; each that can ask has a second row.", "SPEC", "--writer", kind=str, default=""
-)
-READER = Option("Who answers: no model, weights that run here, or a model's spec.", "exact|qwen|smollm2|SPEC")
+TOLD = Option("Present actions and outputs as tool calls and results, for policies that act on them.", name="--tools")
+WRITER = Option("Let this model answer the policies' questions, in additional rows.", "SPEC", "--writer", kind=str, default="")
+READER = Option("Reader: exact without a model, local weights, or a model's spec.", "exact|qwen|smollm2|SPEC")
 PRICES = Option(
-    f"hosted, automatic, local, or the cache of {', '.join(PROVIDERS)}; may be given again. hosted and local by default.",
+    f"hosted, automatic, local, or the cache of {', '.join(PROVIDERS)}; may be repeated. hosted and local by default.",
     "NAME",
     kind=list[str] | None,
 )
-PAUSE = Option("Between two prompts; longer than a cache lives, nothing is cached.", "SECONDS", kind=float | None)
+PAUSE = Option("Seconds between two prompts; longer than the cache's lifetime, nothing is cached.", "SECONDS", kind=float | None)
 PRICED = {
     "prices": PRICES,
     "pause": PAUSE,
-    "plot": Option("Draw worth against cost; .svg, .png or .pdf.", "FILE", kind=Path | None),
-    "axis": Option("The cost that is drawn: refilled, or a price table.", "NAME", kind=str, default=REFILLED),
+    "plot": Option("Plot the result against the cost; .svg, .png or .pdf.", "FILE", kind=Path | None),
+    "axis": Option("Cost in the plot: refilled, or a price table.", "NAME", kind=str, default=REFILLED),
 }
 """The options of a measure that has prices."""
 
 
 class Work(NamedTuple):
-    """What a measurement does, by default and with `--full`.
+    """The work of a measurement, by default and with `--full`.
 
     Args:
-        doing: what the progress is called.
-        unit: of work that the progress counts, in the singular.
-        cost: seconds that a unit takes on one core, with the defaults.
-        full: by argument, the values of the documentation's measurement: `--full` sets those that are not given. None stands
-            for all there are.
+        doing: the title of the progress.
+        unit: the unit of work that the progress counts, in the singular.
+        cost: seconds per unit on one core, with the defaults.
+        full: by argument, the values of the documentation's measurement: `--full` sets those that are not given. None means
+            all.
     """
 
     doing: str
@@ -134,7 +132,7 @@ class Work(NamedTuple):
 
 def policies_of(those: Sequence[str]) -> Option:
     """The option for policies and baselines; `those` are measured by default."""
-    return Option(f"A policy or a baseline; may be given again. {', '.join(those)} by default.", "SPEC", "--policy")
+    return Option(f"A policy or a baseline; may be repeated. {', '.join(those)} by default.", "SPEC", "--policy")
 
 
 def verb(
@@ -147,15 +145,15 @@ def verb(
     worth: str = "",
     **options: Option,
 ) -> None:
-    """Make a verb that measures, prints the report, and writes its rows to a file on request.
+    """Return a command that measures, prints the report, and writes its rows to a file on request.
 
     Args:
-        name: of the verb. measure: gets the options as arguments, `progress`, and `force` if it writes.
-        words: what `--help` says.
-        like: what gets the options for which the measure has no argument of that name.
-        worth: the field of the rows that a picture compares with the cost. If given, `PRICED` are options too, and the measure
-            gets `rates` for them.
-        options: by the measure's argument.
+        name: the name of the command. measure: called with the options, `progress`, and `force` if it writes.
+        words: the help text.
+        like: the function that takes the options for which `measure` has no argument.
+        worth: the field of the rows that a picture plots against the cost. If given, the command also has the options `PRICED`,
+            and `measure` is called with `rates`.
+        options: by the argument of `measure`.
     """
     options |= PRICED if worth else {}
     known = {**signature(like or measure, eval_str=True).parameters, **signature(measure, eval_str=True).parameters}

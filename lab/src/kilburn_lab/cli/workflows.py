@@ -1,4 +1,4 @@
-"""Have an agent do a stream of errands in a small folder with a real shell, with and without workflows from those before.
+"""Have an agent do a stream of errands in a small folder with a real shell, with and without workflows from earlier errands.
 
 Examples:
 
@@ -19,10 +19,10 @@ verb(
     Work("doing errands", "errand", 0.045, {"streams": 10}),
     __doc__,
     arms=Option(f"Who judges: {', '.join(ARMS)}; may be given again. All by default.", "NAME", "--judge"),
-    streams=Option("Worlds, each with errands of its own.", "N", "--sample", least=1),
-    errands=Option("Of a stream: a third simple, a third of two parts, a third of three.", "N", least=3),
-    limit=Option("Steps of an errand, at most.", "STEPS", least=1),
-    lies=Option("Of a hundred verdicts, those in which the judge `lying` says the opposite.", "N", least=0),
-    half=Option("Whose wordings the errands have.", "|".join(HALVES)),
-    seed=Option("The first seed."),
+    streams=Option("Worlds, each with its own errands.", "N", "--sample", least=1),
+    errands=Option("Errands per world: a third simple, a third of two parts, a third of three.", "N", least=3),
+    limit=Option("Maximum steps per errand.", "STEPS", least=1),
+    lies=Option("Percentage of verdicts that the judge `lying` reverses.", "N", least=0),
+    half=Option("Half of the wordings of the errands.", "|".join(HALVES)),
+    seed=Option("First random seed."),
 )

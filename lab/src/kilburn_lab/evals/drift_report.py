@@ -1,4 +1,4 @@
-"""The report of `kilburn_lab.evals.drift`: trials, their rows and tables."""
+"""The report of `kilburn_lab.evals.drift`: trials, rows and tables."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ PIECES, PAUSE = 40, 10
 """Events of each of the streams that run at once, and the milliseconds between them."""
 
 PATIENCE = 120.0
-"""Seconds that a server may take to start, and to end."""
+"""Maximum seconds for a server to start, and to stop."""
 
 
 class System(NamedTuple):
@@ -236,11 +236,11 @@ def stub_of(module: str) -> Iterator[int]:
 
 
 class ServerProcess:
-    """A server in a process of its own, at a port that it keeps when it begins again.
+    """A server in its own process. It uses the same port after a restart.
 
     Args:
-        name: of the server, and of its log in the folder.
-        command: in which {port} stands for the port. environment: what it has besides.
+        name: the name of the server and of its log file in the folder.
+        command: the command line, with {port} in place of the port. environment: additional environment variables.
     """
 
     def __init__(self, name: str, command: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None) -> None:
@@ -259,14 +259,15 @@ class ServerProcess:
             self.process = subprocess.Popen(command, stdin=null, stdout=log, stderr=log, env=self._environment)
 
     async def ready(self, answers: Callable[[int], Awaitable[bool]], *, again: bool = False) -> None:
-        """Wait until it answers.
+        """Wait until the server answers.
 
         Args:
-            answers: whether it answers at its port.
-            again: whether it is begun again if it ends, as a supervisor does: its database may not be back yet.
+            answers: whether the server answers at its port.
+            again: whether to restart the server if it ends, like a supervisor, for example because its database is not available
+                yet.
 
         Raises:
-            Unavailable: it ended, or was too slow.
+            Unavailable: the server ended, or did not answer in time.
         """
         end = time.monotonic() + PATIENCE
         while not await answers(self.port):
@@ -279,7 +280,7 @@ class ServerProcess:
                 self.begin()
 
     def end(self, how: int = signal.SIGTERM) -> None:
-        """Send it a signal, and wait until it is gone."""
+        """Send the server a signal, and wait until it has ended."""
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(how)
             try:

@@ -1,12 +1,11 @@
-"""How much better does an agent get with each feedback, on a task whose rule nobody tells it?
+"""Measures how much an agent improves with each feedback, on a task with a hidden rule.
 
-Tickets are to be sorted by a hidden rule: a list of conditions with what each asks for. The agent is a script that knows only
-what its prompt shows: it follows the most particular guideline that fits the ticket, else does what was said of the most similar
-example, else says what is usual. After a wrong answer a user says what is right, and in so many cases out of a hundred also why.
-Its answers to other tickets, of which it is told nothing, are counted after each so many feedbacks: with no memory, with
-examples alone, with guidelines alone, and with both. What is right, the hidden rule says; it is not what distils the feedback.
-
-Then the feedback is forgotten, one after the other: half of it, and all.
+The agent sorts tickets by a hidden rule, which is a list of conditions and answers. The agent is a script that knows only its
+prompt: it follows the most specific guideline that matches the ticket, otherwise the answer of the most similar example,
+otherwise the most frequent answer. After a wrong answer the user gives the right answer, and in a fixed percentage of cases the
+reason. The agent's answers to held-out tickets are counted at regular intervals: without memory, with examples only, with
+guidelines only, and with both. The hidden rule decides which answers are right; it does not distil the feedback. Then the
+feedback is forgotten step by step: half of it, and all.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ COUNTS = (0, 1, 2, 4, 8, 16, 32)
 OWNER, USUAL = "tickets", "normal"
 LABELS = ("urgent", "later", "escalate", "refuse")
 REASONS = 60
-"""Feedback out of a hundred that says why."""
+"""Percentage of feedback that gives the reason."""
 
 PATIENCE = 600
 """Tickets after which the feedback ends, if the agent makes no mistake any more."""

@@ -119,7 +119,7 @@ def evaluate(
 
 
 class Disturbance(NamedTuple):
-    """What was done to a process, and from when until when it lasted, by the clock of `time.monotonic`."""
+    """An action on a process, with its beginning and end by `time.monotonic`."""
 
     what: str
     began: float
@@ -127,7 +127,7 @@ class Disturbance(NamedTuple):
 
 
 async def _answers(port: int) -> bool:
-    """Whether a gateway answers; a store that does not answer just now is no matter of the gateway's."""
+    """Return whether a gateway answers, even if its store does not answer now."""
     try:
         async with asyncio.timeout(10):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)

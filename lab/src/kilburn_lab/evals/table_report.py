@@ -1,4 +1,4 @@
-"""The report of `kilburn_lab.evals.table`: sessions, their rows, the ordering that was tested, and the table."""
+"""The report of `kilburn_lab.evals.table`: sessions, rows, the tested ordering, and the table."""
 
 from __future__ import annotations
 

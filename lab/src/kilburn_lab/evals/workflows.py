@@ -1,18 +1,18 @@
-"""Does an agent get more errands done, and in fewer steps, when it remembers how it did the ones before?
+"""Measures whether an agent completes more errands, in fewer steps, when it remembers how it did earlier errands.
 
-A stream of errands (`kilburn_lab.evals.errands`): simple ones first, then such as are composed of two and of three. The agent
-is a script that knows only what its prompt shows: it reads the list of programs and their help, one at a time, until one seems
-to fit, tries it, and gives up after so many steps. Where workflows stand in its prompt, it reads them as it reads everything
-else. What it did is judged, and learned from, before the next errand. Whether an errand is done, the files say; neither the
-workflows nor the judge have a part in that.
+The agent receives a stream of errands (`kilburn_lab.evals.errands`): first simple errands, then compositions of two and of three.
+The agent is a script that knows only its prompt: it reads the list of programs and then the help of each program until one seems
+to match, tries it, and gives up after a fixed number of steps. It reads workflows in its prompt like any other text. Its run is
+judged, and learned from, before the next errand. The files decide whether an errand is done, independently of the workflows and
+the judge.
 
 - `none`: no memory;
 - `true`: a judge that looks at the files;
-- `late`: the same, but nothing is learned from simple errands: without the building blocks;
-- `lying`: a judge that says the opposite in so many cases out of a hundred (`lies`);
+- `late`: the same, but nothing is learned from simple errands, so the building blocks are missing;
+- `lying`: a judge whose verdict is reversed in a percentage of cases (`lies`);
 - `gullible`: a judge that always says yes.
 
-All have the same errands, and the agent's choices are drawn anew for each.
+All variants have the same errands; the agent's random choices are independent.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ OWNER = "errands"
 ASK = "Do this errand with the programs of this folder, which `ls bin` lists. A program says with --help how it is called."
 
 CARE = 0.8
-"""The share of the words of a request that a program's help must have, before the script tries the program."""
+"""Minimum share of a request's words in a program's help text for the script to try the program."""
 
 SAME = 0.8
 """The share of words that each part of a request and of a workflow's goal must have in common, before the script follows it."""
@@ -94,10 +94,10 @@ class Looked:
 
 
 class ErrandScript:
-    """A model's stand-in that does errands by what its prompt shows.
+    """A scripted substitute for a model that does errands with the information in its prompt.
 
     Args:
-        chance: in which order it reads the programs' help. When it has read the help of all, it tries the best.
+        chance: determines the order in which it reads the programs' help texts. After the last one, it tries the best match.
     """
 
     name, form, tokenizer = "errand-script", "chat", "chars/4"

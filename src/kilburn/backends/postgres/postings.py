@@ -16,8 +16,8 @@ from hashlib import blake2b
 
 import apsw
 
-from kilburn.backends.passages import passages
-from kilburn.backends.postgres.statements import Sender, Statements
+from kilburn.backends.passages import BY_USER, passages
+from kilburn.backends.postgres.statements import Sender, ServerAnswer, Statements
 from kilburn.backends.ranked import DEPTH, NUMBERS, ROWS, RankedIndex, is_by_user, make_entry
 from kilburn.page import Page, Span
 
@@ -203,6 +203,8 @@ class Postings(RankedIndex):
     def __init__(self, statements: Statements, tenant: int, *, ahead: int = AHEAD) -> None:
         self._split, self._stem = _tokenizers._split, _tokenizers._stem
         self._statements, self._tenant, self._ahead = statements, tenant, ahead
+        self._expected: tuple[object, ServerAnswer] | None = None
+        """The values of a look-up that was sent in advance, and its answer."""
         self._rows: dict[str, dict[int, bytes]] = {}
         """What is known of words, by block."""
         self._whole: set[str] = set()
@@ -267,6 +269,13 @@ class Postings(RankedIndex):
             for other_word in words[key]:
                 self._rows[other_word][block] = lows
 
+    def expect(self, query: str, first: int, last: int, *, by_user: bool = False) -> None:
+        """See `RankedIndex`: the look-up of the words goes out with the next statement."""
+        words = [*self.terms(query), *([BY_USER] if by_user else [])]
+        if words:
+            values = self._values(words, [(first << 32, (last + 1 << 32) - 1)], self._ahead)
+            self._expected = values, self._statements.send(_FIRST, *values)
+
     def _having_each(
         self, words: Sequence[str], ranges: Sequence[tuple[int, int]], depth: int, among: Sequence[str] = ()
     ) -> list[list[int]]:
@@ -286,13 +295,20 @@ class Postings(RankedIndex):
     ) -> list[list[tuple[int, bytes]]]:
         """The first rows of each range that have a word, until there are enough entries."""
         # A block in which a range begins may have entries before it. None of a block's rows is empty.
-        enough = max(ahead, _each(ranges, depth) + BLOCK)
-        place = [low >> BITS for low, _ in ranges], [high >> BITS for _, high in ranges], self._tenant, ROWS + BLOCK
-        rows = self._statements.rows(_FIRST, list(map(self._key, words)), *place, 2 * enough)
+        values = self._values(words, ranges, max(ahead, _each(ranges, depth) + BLOCK))
+        if self._expected is not None and self._expected[0] == values:
+            rows = self._expected[1].fetchall()
+        else:
+            rows = self._statements.rows(_FIRST, *values)
         rows_by_word: list[list[tuple[int, bytes]]] = [[] for _ in words]
         for number, block, lows in rows:
             rows_by_word[number - 1].append((block, lows))
         return rows_by_word
+
+    def _values(self, words: Sequence[str], ranges: Sequence[tuple[int, int]], enough: int) -> tuple[object, ...]:
+        """Return the values of `_FIRST`, for `enough` entries of each word in each range."""
+        place = [low >> BITS for low, _ in ranges], [high >> BITS for _, high in ranges]
+        return list(map(self._key, words)), *place, self._tenant, ROWS + BLOCK, 2 * enough
 
     def _beside(
         self, word: bytes, all_words: Sequence[bytes], any_words: Sequence[bytes], low: int, high: int, limit: int

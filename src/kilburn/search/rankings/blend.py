@@ -20,8 +20,8 @@ TURNS = ((1, 1.0), (2, 0.7), (3, 0.5), (4, 0.3))
 """How far away a neighbour is, and how much it counts."""
 
 FOLLOWING, WORDS_POWER, WORDS_CONTEXT = 0.6, 1.5, 1.5
-"""Where no candidate has a vector: weight of a neighbour after a page, beside one before it, because an answer follows its
-question; the power of the words' share; and how much more the neighbours and the speaker count. Chosen on conversations of LoCoMo
+"""If no candidate has a vector: weight of the neighbour after a page relative to the neighbour before it, because an answer
+follows its question; exponent of the share of words; factor of the neighbours and the speaker. Chosen on conversations of LoCoMo
 and chats of BEAM."""
 
 SHORT = 100
@@ -37,13 +37,13 @@ class Blend:
     Args:
         words: BM25, divided by that of the best candidate; to the power 1.5 where no candidate has a vector.
         meaning: cosine to the query.
-        near: the better neighbour before or after, and less of those further away.
-        session: the best page of the same session or document.
-        speaker: whether somebody said it whom the query names.
-        length: taken off for each time that a message is e times longer than `SHORT`: a long answer matches anything a
-            little. What a tool returned is long by nature, and nothing is taken off.
-        time: how well its time fits the one that the query names.
-        importance: what a person or policy set.
+        near: score of the better neighbour at each distance, with weights that decrease with the distance.
+        session: score of the best page of the same session or document.
+        speaker: whether the query names the speaker.
+        length: penalty times the natural logarithm of a message's length relative to `SHORT`, because a long answer matches every
+            query a little. Results of tools have no penalty.
+        time: how well the page's time matches the time in the query.
+        importance: as set by a person or policy.
     """
 
     def __init__(
@@ -113,8 +113,8 @@ class Blend:
 
 
 def _near(sums: Mapping[int, float], weight_after: float) -> dict[int, float]:
-    """Return the score that the neighbours of each page add; of two at the same distance, the better one counts, where the one
-    after the page has this weight."""
+    """Return the score that the neighbours of each page add. Of two neighbours at the same distance, the better counts;
+    `weight_after` weights the neighbour after the page."""
     near: dict[int, float] = {}
     score = sums.get
     for page in sums:
