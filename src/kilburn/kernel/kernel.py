@@ -357,9 +357,8 @@ class Kernel:
         if window.states[page].at == Place.DROPPED:
             raise Forgotten(f"{address_of(page)} was forgotten", advice="nothing of it is kept")
         try:
-            if not row.digest:
-                raise StoreCorrupt(f"another program has just forgotten {row.address}", advice="read the session again")
-            return self.contents.get(row.digest)
+            # A plan asks for thousands.
+            return self.contents.get(row.digest) if row.digest else self.text_of(row)
         except StoreCorrupt:
             info = self._found()
             if info is None or not self.pending.follows(info):
@@ -374,6 +373,16 @@ class Kernel:
         """
         text, row = self.text(page), self.window.pages[page]
         return readable(row, text, self.contents.get(row.extra)) if row.is_atomic else text
+
+    def text_of(self, page: Page) -> str:
+        """The exact text of a page that is not forgotten here.
+
+        Raises:
+            StoreCorrupt: altered; or another program has forgotten it since.
+        """
+        if not page.digest:
+            raise StoreCorrupt(f"another program has just forgotten {page.address}", advice="read the session again")
+        return self.contents.get(page.digest)
 
     def _needed(self) -> set[str]:
         return {digest for page in self.window.resident() for digest in (page.digest, page.extra)} | set(self.pending.texts)

@@ -386,7 +386,7 @@ class Session(Segment):
         window.pages.fetch(numbers)
         pages = [window.pages[number] for number in numbers]
         kernel.contents.fetch(page.digest for page in pages)
-        return pages, [kernel.text(page) for page in numbers], [page for page in numbers if window.at(page) != Place.IN]
+        return pages, [kernel.text_of(page) for page in pages], [page for page in numbers if window.at(page) != Place.IN]
 
     def _resolve(self, address: str) -> list[int]:
         with self.lock:
