@@ -369,11 +369,8 @@ class Planner:
             for number in calls:
                 if window.cost(number) > room // len(calls):
                     self._shorten(window.pages[number], room // (len(calls) + 1))
-        oversized: list[Page] = []
-        for number in arrivals:
-            page = window.pages[number]
-            if number not in window.pins and window.at(number) == Place.IN and page.tokens > room and not page.is_atomic:
-                oversized.append(page)
+        resident = [window.pages[number] for number in arrivals if number not in window.pins and window.at(number) == Place.IN]
+        oversized = [page for page in resident if page.tokens > room and not page.is_atomic]
         for page in oversized:
             self._shorten(page, room // (len(oversized) + 1))
 

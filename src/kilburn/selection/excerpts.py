@@ -158,12 +158,11 @@ def shorten_latest(view: View, whole: int) -> tuple[list[Move], int]:
 
 def _equal_share(sizes: Sequence[int], room: float) -> int:
     """Return the size to which the largest of these must be cut so that all fit into the room."""
-    remaining = max(room, 0.0)
     for index, size in enumerate(sorted(sizes)):
-        share = remaining / (len(sizes) - index)
+        share = room / (len(sizes) - index)
         if size > share:
             return int(share)
-        remaining -= size
+        room -= size
     return max(sizes, default=0)
 
 
