@@ -137,16 +137,21 @@ def shorten_latest(view: View, whole: int) -> tuple[list[Move], int]:
     folds: list[Move] = []
     saved = 0
     latest = view.latest()
-    room = view.budget.capacity - sum([view.page(page).tokens for page in view.pins])
-    if sum([min(page.tokens, whole) for page in latest]) > room:
-        whole = min(whole, max(_equal_share([page.tokens for page in latest], LATEST_SHARE * room), whole // 8))
+    capacity = view.budget.capacity
+    room = capacity - sum([view.page(page).tokens for page in view.pins])
+    # What the user wrote stays whole up to half of the window under any policy: passages that a client retrieved stand there.
+    limits = {page.id: max(whole, capacity // 2) if page.role is Role.USER else whole for page in latest}
+    if sum([min(page.tokens, limits[page.id]) for page in latest]) > room:
+        share = min(whole, max(_equal_share([page.tokens for page in latest], LATEST_SHARE * room), whole // 8))
+        limits = dict.fromkeys(limits, share)
     for page in latest:
-        if page.tokens <= whole or page.id in view.pins or page.kind not in (Kind.RESULT, Kind.TEXT) or _is_brought(view, page):
+        limit = limits[page.id]
+        if page.tokens <= limit or page.id in view.pins or page.kind not in (Kind.RESULT, Kind.TEXT) or _is_brought(view, page):
             continue
         text = view.text(page.id)
         # Of a user's message head and tail stay, because the request is usually there.
-        ends = _ends(text, whole // 4) if page.role is Role.USER else ()
-        room = whole - view.handle - sum([view.count(text[start:end]) for start, end in ends])
+        ends = _ends(text, limit // 4) if page.role is Role.USER else ()
+        room = limit - view.handle - sum([view.count(text[start:end]) for start, end in ends])
         passages = page_candidates(text, page.id, page.message, str(page.role), max_passage_chars(room))
         parts = select(passages, [], focus_weights(view), room, view.count, ratio=len(text) / max(1, page.tokens), heading="")
         if parts:
