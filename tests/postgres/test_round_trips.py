@@ -48,8 +48,8 @@ class Talk:
 
     @property
     def turns(self) -> int:
-        """How often the client has asked for answers, by a flush or a sync. Unlike the times at which answers arrive, this does not
-        depend on the clock."""
+        """How often the client has asked for answers, by a flush or a sync. Unlike the times at which answers arrive, this does
+        not depend on the clock."""
         return sum([letter in "HS" for letter in self._letters])
 
 
