@@ -140,6 +140,15 @@ def test_orders_in_other_languages(orders: tuple[str, str], statement: str) -> N
     assert not find_orders(statement)
 
 
+def orders_after(*messages: str) -> list[str]:
+    """Return the user's messages with standing orders, after a session with these messages."""
+    with kilburn.open(":memory:", window=4000, tokenizer="chars/4") as store:
+        session = store.session("work")
+        for text in messages:
+            session.append({"role": "user", "content": text}, {"role": "assistant", "content": "Noted."})
+        return [str(session.recall(f"p{page}")) for page in session.window.orders]
+
+
 @pytest.mark.parametrize(
     ("older", "newer"),
     [
@@ -155,12 +164,7 @@ def test_orders_in_other_languages(orders: tuple[str, str], statement: str) -> N
     ],
 )
 def test_the_newest_order_about_the_same_replaces_the_older(older: str, newer: str) -> None:
-    with kilburn.open(":memory:", window=4000, tokenizer="chars/4") as store:
-        session = store.session("work")
-        for text in ("Hello.", older, "Never delete comments.", newer):
-            session.append({"role": "user", "content": text}, {"role": "assistant", "content": "Noted."})
-        messages = [str(session.recall(f"p{page}")) for page in session.window.orders]
-    assert messages == ["Never delete comments.", newer]
+    assert orders_after("Hello.", older, "Never delete comments.", newer) == ["Never delete comments.", newer]
 
 
 @pytest.mark.parametrize(
@@ -173,8 +177,4 @@ def test_the_newest_order_about_the_same_replaces_the_older(older: str, newer: s
     ],
 )
 def test_an_order_about_another_thing_replaces_none(older: str, newer: str) -> None:
-    with kilburn.open(":memory:", window=4000, tokenizer="chars/4") as store:
-        session = store.session("work")
-        for text in ("Hello.", older, newer):
-            session.append({"role": "user", "content": text}, {"role": "assistant", "content": "Noted."})
-        assert [str(session.recall(f"p{page}")) for page in session.window.orders] == [older, newer]
+    assert orders_after("Hello.", older, newer) == [older, newer]

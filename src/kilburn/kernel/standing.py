@@ -113,11 +113,12 @@ def update_standing(
 
 
 class _Topic(NamedTuple):
-    """What an order is about.
+    """The topic of an order.
 
     Args:
-        stems: its words without endings, except names; all words if no others are left. words: the same with endings.
-        others: its words that say nothing of that.
+        stems: its content words without endings, except names; all words if it has no content words.
+        words: the same with endings.
+        others: its function words.
     """
 
     stems: frozenset[str]
@@ -125,8 +126,9 @@ class _Topic(NamedTuple):
     others: frozenset[str]
 
     def is_same(self, other: _Topic) -> bool:
-        """Return whether another order is about the same. Endings vary between an order and its opposite; two orders of one form
-        whose words end differently ("core", "cors") are about two things, and so are prohibitions of two languages."""
+        """Return whether another order has the same topic. Endings may differ between an order and its opposite. Two orders with
+        the same function words whose content words end differently ("core", "cors") have two topics, as have prohibitions of
+        two languages."""
         if self.stems != other.stems:
             return False
         return (
@@ -137,6 +139,7 @@ class _Topic(NamedTuple):
 
 
 def _topic(text: str, span: Span) -> _Topic:
+    """Return the topic of the order at this span of a text."""
     sentence = text[slice(*span)]
     every = re.findall(r"\w+", sentence)
     names = {word.lower() for word in every[1:] if word.istitle()}

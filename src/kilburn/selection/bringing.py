@@ -309,10 +309,10 @@ def _passages_named(
     if not (missing or words) or len(missing) > MAX_NAMES:
         return None
     shown_ids = frozenset([page.id for page in staying if page.id > 0])
-    sought = missing | words
-    answer = yield Find(query=" ".join(sorted(sought)), limit=NAME_HITS, tokens=4 * room, shown=shown_ids, by_words=True)
+    query_words = missing | words
+    answer = yield Find(query=" ".join(sorted(query_words)), limit=NAME_HITS, tokens=4 * room, shown=shown_ids, by_words=True)
     candidates: list[tuple[PagePassage, frozenset[str]]] = []
-    for passage in _passages(view, answer.hits, sought, missing, WHOLE):
+    for passage in _passages(view, answer.hits, query_words, missing, WHOLE):
         content = passage.text[passage.passage.start : passage.passage.end]
         if not any(content in text for text in texts):
             candidates.append((passage, _defined_names(content)))
